@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from taskyard.device_admin import Devices
+from taskyard.devices import DeviceConsumer, consumer, device, image_matching, recording, templates
 from taskyard.devices.actor_settings import ActorSettings
 from taskyard.model.device import DeviceState
 from taskyard.yard import Yard
@@ -20,6 +21,7 @@ PAGE = TOP / "docs" / "DEVICES.md"
 SHOWS = {
     "farm.py": "True\nFalse\nTrue\n[(7, 'completed'), (8, 'completed')]\n",
     "pool.py": "3 rows\nTrue\nbo\n1 completed ('steps.json',)\n",
+    "game.py": next(block.text for block in blocks(PAGE) if block.mark == "prints: game.py"),
 }
 
 
@@ -44,4 +46,18 @@ def test_the_page_has_every_state_and_verb():
     assert defaults["heartbeat_s"].default == ActorSettings().heartbeat_s == 10
     assert (defaults["auto_recover"].default, defaults["quarantine_account_after"].default) == (1, 5)
     for stated in ("`heartbeat_s` (10 s)", "`auto_recover` times (once)", "last five runs"):
+        assert stated in text
+
+
+def test_the_limits_of_steps_are_those_of_the_code():
+    """The page has the time limits of steps and parts, and the bounds of what a run leaves behind."""
+    text = PAGE.read_text("utf-8")
+    assert (recording.STEPS_KEPT, recording.SCREENSHOTS_KEPT, recording.SCREENSHOT_BYTES) == (300, 20, 8 << 20)
+    assert (recording.LATEST_SCREENSHOTS, consumer.FINAL_SCREENSHOT_S) == (3, 5)
+    assert (DeviceConsumer.ensure_ui_timeout_s, DeviceConsumer.cleanup_timeout_s) == (120, 30)
+    assert (device.WAIT_TIMEOUT_S, device.POLL_S, device.QUICK_LIMIT_S) == (10, 0.5, 20)
+    assert (templates.DEFAULT_THRESHOLD, image_matching.LEAST_PIXELS) == (0.85, 16)
+    limits = ("latest 300", "at most 20 screenshots", "above 8 MB", "last three different", "within 5 s", "120 s")
+    waits = ("every 0.5 s (`poll_s`) for 10 s", "longer than 20 s", "`threshold` is 0.85", "fewer than 16 pixels")
+    for stated in (*limits, *waits, "`cleanup_timeout_s`, 30 s"):
         assert stated in text
