@@ -1220,7 +1220,8 @@ async def test_why_a_page_of_tasks_waits_takes_five_queries(store: PostgresStore
     found = [explain_wait(record, scene) for record in page]
     assert len(page) == 100
     assert {why.reason for why in found if why is not None} >= {Reason.QUEUE_FULL, Reason.KEY_BUSY}
-    assert 1 < len(asked) <= 5
+    own = [query for query in asked if "taskyard." in query]  # the driver asks once for the types that it meets
+    assert 1 < len(own) <= 5
 
 
 async def test_a_large_batch_with_ties_is_stored(store):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from taskyard.model.blocker import Blocker
+from taskyard.model.device import DeviceHealth, DeviceOrders, DeviceSpec, DeviceStatus
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.notes import AuditStamp, Note
 from taskyard.model.queue import QueueControl, QueueOrder, QueueSettings, QueueState
@@ -314,6 +315,75 @@ def test_busy_places_are_named_before_other_limits():
     needs = a_record(requires='{"model":"t4"}')
     assert reason(needs, a_scene(nodes=[one_left])) is Reason.PLACES_BUSY
     assert reason(a_record(requires='{"model":"h100"}'), a_scene(nodes=[PLACED])) is Reason.NO_PLACE
+
+
+def a_device(number: int, **fields) -> DeviceStatus:
+    """A device of the pool "media" with role=eu, which is up and idle unless `fields` say otherwise."""
+    labels = fields.pop("labels", {"role": "eu"})
+    spec = DeviceSpec(pool="media", name=f"emu-{number}", number=number, adapter="adb", labels=labels)
+    health = fields.pop("health", DeviceHealth(is_up=True, since=EARLIER))
+    return DeviceStatus(spec=spec, health=health, node="n", **fields)
+
+
+IN_EU = a_record(requires='{"role":"eu"}')
+BUSY_DEVICE = a_device(1, task="longest", busy_since=EARLIER)
+DOWN = a_device(2, health=DeviceHealth(since=NOW, reason="no answer"))
+
+
+def explain_on(*devices: DeviceStatus, record: TaskRecord = IN_EU) -> Why:
+    why = explain_wait(record, a_scene(devices={"media": devices}))
+    assert why is not None
+    return why
+
+
+def test_the_devices_of_a_pool_are_counted():
+    """A task that may run on devices none of which is idle is told how many there are in each state, since when the
+    first of those that are down is so and why, and what would free one."""
+    also_busy = a_device(3, task="later", busy_since=NOW)
+    elsewhere = a_device(4, labels={"role": "us"})
+    why = explain_on(also_busy, BUSY_DEVICE, DOWN, elsewhere)
+    since = "2026-03-01 12:03:00 UTC"
+    assert why.text == f"no idle device with role=eu: 2 busy, 1 down since {since} (no answer)"
+    assert (why.reason, why.blocker, why.since) == (Reason.DEVICES_BUSY, "longest", NOW)
+    assert why.remedy == "wait until a task has ended, or get 'emu-2' to answer"
+    assert explain_on(DOWN, elsewhere, record=a_record(requires='{"role":"us"}')).reason is Reason.TURN
+
+
+def test_the_device_that_is_down_for_longest_is_named():
+    """Of several devices that are down, the oldest time is told, with its reason; one without a time still counts."""
+    older = a_device(5, health=DeviceHealth(since=EARLIER, reason="offline"))
+    why = explain_on(DOWN, older, a_device(6, health=DeviceHealth()), record=a_record())
+    assert why.text == "no idle device: 3 down since 2026-03-01 11:58:00 UTC (offline)"
+    assert why.blocker is None
+
+
+def test_devices_that_people_have_set_aside():
+    """Devices that are drained, taken or quarantined are counted apart, and returning one of them would help."""
+    stamp = AuditStamp("ann", EARLIER)
+    why = explain_on(
+        a_device(7, orders=DeviceOrders(taken=stamp)),
+        a_device(8, orders=DeviceOrders(drained=stamp)),
+        a_device(9, orders=DeviceOrders(quarantined=stamp)),
+    )
+    assert why.text == "no idle device with role=eu: 1 draining, 1 taken, 1 quarantined"
+    assert why.remedy == "return 'emu-8' to the pool"
+
+
+def test_labels_that_no_device_has():
+    """If no device of the pool has the labels, the task is told so, whatever its node offers as places."""
+    why = explain_on(BUSY_DEVICE, DOWN, record=a_record(requires='{"role":"jp"}'))
+    assert (why.reason, why.text) == (Reason.NO_DEVICE, "no device has role=jp; the pool has 2 devices")
+    assert why.subject == "media with role=jp"
+
+
+def test_what_comes_before_the_devices():
+    """A task whose account runs waits for its key, and one behind the head of its pool for the head."""
+    keyed = msgspec.structs.replace(IN_EU, key="7", is_parked=True)
+    assert explain_on(BUSY_DEVICE, record=keyed).reason is Reason.KEY_BUSY
+    head = First("first", TaskState.QUEUED, EARLIER)
+    settings = QueueSettings(name="media", order=QueueOrder.FIFO)
+    scene = a_scene(settings=settings, heads={("media", ""): head}, devices={"media": [BUSY_DEVICE]})
+    assert reason(IN_EU, scene) is Reason.HEAD_OF_LINE
 
 
 CHECKS = msgspec.structs.replace(WORKER, checks=["file_lock"])

@@ -66,6 +66,8 @@ async def _command(context: YardContext, group: WaitGroup) -> str:
             return "" if limit is None else f"taskyard queue set {queue} --concurrency {limit + 1}"
         case Reason.NO_NODE | Reason.CONSUMER_FULL | Reason.EXECUTOR_FULL | Reason.NODES_FULL:
             return f"taskyard worker {shlex.quote(context.app or 'module:yard')}"
+        case Reason.NO_DEVICE | Reason.DEVICES_BUSY:
+            return "taskyard device ls"
         case Reason.TURN:
             return f"taskyard queue show {queue}"
         case _:

@@ -130,6 +130,8 @@ _PHRASES: dict[Reason, str] = {
     Reason.BLOCKED: "for {subject}",
     Reason.NO_PLACE: "for a place that no worker has: {subject}",
     Reason.PLACES_BUSY: "for a place: {subject}",
+    Reason.NO_DEVICE: "for a device that the pool does not have: {subject}",
+    Reason.DEVICES_BUSY: "for a device of pool {subject}",
     Reason.QUEUE_PAUSED: "for queue {queue!r} to be resumed",
     Reason.NO_NODE: "for a worker of {subject!r}",
     Reason.KEY_BUSY: "behind key {subject!r}",

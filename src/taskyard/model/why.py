@@ -14,6 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from taskyard.model.blocker import Blocker, BlockerKind, Labels, remedy_of, satisfies
+from taskyard.model.device import DeviceState, DeviceStatus
 from taskyard.model.notes import describe_hold
 from taskyard.model.queue import UNTOUCHED, QueueControl, QueueOrder, QueueSettings, QueueState
 from taskyard.model.settle import RETRY_LATER
@@ -33,6 +34,10 @@ class Reason(StrEnum):
     NO_PLACE = "no place"
     """No node has a place with the labels that it requires."""
     PLACES_BUSY = "places busy"
+    NO_DEVICE = "no device"
+    """No device of its pool has the labels that it requires."""
+    DEVICES_BUSY = "devices busy"
+    """None of the devices that it may run on is idle."""
     QUEUE_PAUSED = "queue paused"
     NO_NODE = "no node"
     KEY_BUSY = "key busy"
@@ -172,8 +177,8 @@ class First(msgspec.Struct, frozen=True, gc=False):
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """What stands around some tasks, at `now`: their queues; the nodes that live; by incarnation, those that have died
     or are silent (which live until they are given up); by queue and key, who holds the key or goes first; by the uuid
-    of a task, the first that it waits for; by queue and line, who stands first where nobody is passed over; and by
-    queue and lane, the blocker of the oldest task that is blocked there."""
+    of a task, the first that it waits for; by queue and line, who stands first where nobody is passed over; by queue
+    and lane, the blocker of the oldest task that is blocked there; and by pool, which is a queue, its devices."""
 
     now: datetime
     queues: Mapping[str, QueueScene]
@@ -183,6 +188,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     parents: Mapping[str, tuple[str, TaskState]] = {}
     heads: Mapping[tuple[str, str], First] = {}
     lane_blockers: Mapping[tuple[str, str], Blocker] = {}
+    devices: Mapping[str, Sequence[DeviceStatus]] = {}
 
 
 def line_of(record: TaskRecord, settings: QueueSettings) -> str | None:
@@ -244,6 +250,7 @@ def _explain_turn(record: TaskRecord, scene: Scene) -> Why:
         or _explain_key(record, scene)
         or _explain_queue(record, queue)
         or _explain_head(record, queue, scene)
+        or _explain_devices(record, scene)
         or _explain_places(record, scene)
         or _explain_full_places(record, scene)
         or _explain_rooms(record, scene)
@@ -337,7 +344,76 @@ def _explain_lane(record: TaskRecord, scene: Scene) -> Why | None:
     return Why(reason=Reason.BLOCKED, text=text, remedy=remedy_of(blocker.kind), subject=blocker.key, since=since)
 
 
+_STATES_SHOWN = (
+    DeviceState.BUSY,
+    DeviceState.DOWN,
+    DeviceState.DRAINING,
+    DeviceState.TAKEN,
+    DeviceState.QUARANTINED,
+)
+
+
+def _explain_devices(record: TaskRecord, scene: Scene) -> Why | None:
+    """In a pool its devices count, instead of the places of its consumer."""
+    devices = scene.devices.get(record.queue)
+    if not devices:
+        return None
+    checked = {kind for node in scene.nodes if record.consumer in node.consumers for kind in node.checks}
+    requires = {name: value for name, value in record.requirements.items() if name not in checked}
+    fitting = [device for device in devices if satisfies(device.spec.labels, requires)]
+    subject = f"{record.queue}{_with_labels(record)}"
+    if not fitting:
+        labels = ", ".join(f"{name}={value}" for name, value in requires.items())
+        return Why(
+            reason=Reason.NO_DEVICE,
+            text=f"no device has {labels}; the pool has {len(devices)} device{'s' * (len(devices) > 1)}",
+            remedy="label a device, add one, or cancel the task",
+            subject=subject,
+            since=_ready_at(record),
+        )
+    by_state: dict[DeviceState, list[DeviceStatus]] = {}
+    for device in fitting:
+        by_state.setdefault(device.state_at(scene.now), []).append(device)
+    if DeviceState.IDLE in by_state:
+        return None
+    counted = ", ".join(_count_devices(state, by_state[state]) for state in _STATES_SHOWN if state in by_state)
+    busy = [device for device in by_state.get(DeviceState.BUSY, ()) if device.busy_since is not None]
+    return Why(
+        reason=Reason.DEVICES_BUSY,
+        text=f"no idle device{_with_labels(record)}: {counted}",
+        remedy=_free_device(by_state),
+        subject=subject,
+        since=_ready_at(record),
+        blocker=min(busy, key=lambda device: device.busy_since or scene.now).task if busy else None,
+    )
+
+
+def _count_devices(state: DeviceState, devices: Sequence[DeviceStatus]) -> str:
+    """`1 down since 12:03 (no answer)`: of those that are down, the one that has been so for longest."""
+    text = f"{len(devices)} {state}"
+    known = [(since, device.health.reason) for device in devices if (since := device.health.since) is not None]
+    if state is not DeviceState.DOWN or not known:
+        return text
+    since, reason = min(known)
+    return f"{text} since {_moment(since)}" + (f" ({reason})" if reason else "")
+
+
+def _free_device(by_state: Mapping[DeviceState, Sequence[DeviceStatus]]) -> str:
+    """What would make one of them idle."""
+    ways = []
+    if DeviceState.BUSY in by_state:
+        ways.append("wait until a task has ended")
+    if DeviceState.DOWN in by_state:
+        ways.append(f"get {by_state[DeviceState.DOWN][0].name!r} to answer")
+    apart = [one for state in _STATES_SHOWN[2:] for one in by_state.get(state, ())]
+    if apart:
+        ways.append(f"return {apart[0].name!r} to the pool")
+    return ", or ".join(ways)
+
+
 def _explain_places(record: TaskRecord, scene: Scene) -> Why | None:
+    if scene.devices.get(record.queue):
+        return None
     able = [node for node in scene.nodes if record.consumer in node.consumers and node.takes_tasks]
     fitting = [node.count_places(record) for node in able]
     if any(n is None or n > 0 for n in fitting):
@@ -361,6 +437,8 @@ def _explain_full_places(record: TaskRecord, scene: Scene) -> Why | None:
 
 def _explain_busy_places(record: TaskRecord, scene: Scene) -> Why | None:
     """Nothing else holds it: then those that fit are taken, or not ready."""
+    if scene.devices.get(record.queue):
+        return None
     able = [node for node in scene.nodes if record.consumer in node.consumers and node.takes_tasks]
     fitting = sum(node.count_places(record) or 0 for node in able)
     if not fitting or any(node.count_places(record) is None for node in able):

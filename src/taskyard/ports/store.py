@@ -345,7 +345,7 @@ class Store(Protocol):
         ...
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
-        """What stands around these tasks, so that `explain_wait` can say why each of them waits: read in at most four
+        """What stands around these tasks, so that `explain_wait` can say why each of them waits: read in at most six
         queries, however many they are. Nodes that are certainly dead, or were silent for their lease, are not among
         those that live; they and those that have just fallen silent are told apart. It may be a little younger than the
         records."""

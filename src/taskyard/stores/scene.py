@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from taskyard.model.blocker import Blocker
+from taskyard.model.device import DeviceStatus
 from taskyard.model.node import Node
 from taskyard.model.queue import UNTOUCHED, QueueControl, QueueSettings
 from taskyard.model.state import TaskState
@@ -65,13 +66,19 @@ class Running(msgspec.Struct, frozen=True):
 
 class ClusterState(msgspec.Struct, frozen=True):
     """The queues that have rules or of which something was said, the nodes that live and whether they are drained, what
-    runs, and by incarnation the nodes that are silent."""
+    runs, by incarnation the nodes that are silent, and the devices of the pools that are looked at."""
 
     rules: Mapping[str, QueueSettings]
     controls: Mapping[str, QueueControl]
     nodes: Sequence[tuple[Node, bool]]
     running: Sequence[Running]
     silent: Mapping[str, Silence] = {}
+    devices: Sequence[DeviceStatus] = ()
+
+
+def find_pools(queues: Iterable[str], rules: Mapping[str, QueueSettings]) -> list[str]:
+    """Those of these queues that may be device pools: a pool keeps to the order of arrival."""
+    return sorted({queue for queue in queues if queue in rules and rules[queue].is_strict})
 
 
 def make_scene(
@@ -115,7 +122,15 @@ def make_scene(
         parents={by_id[child]: parent for child, parent in found.parents.items()},
         heads=found.heads,
         lane_blockers=found.lane_blockers,
+        devices=_by_pool(places.devices),
     )
+
+
+def _by_pool(devices: Iterable[DeviceStatus]) -> dict[str, list[DeviceStatus]]:
+    pools: dict[str, list[DeviceStatus]] = {}
+    for device in devices:
+        pools.setdefault(device.spec.pool, []).append(device)
+    return pools
 
 
 def _sum(counted: Iterable[tuple[K, Busy]]) -> dict[K, Busy]:

@@ -38,6 +38,7 @@ from taskyard.stores.devices import (
     plan_serving,
     shown_first,
 )
+from taskyard.stores.memory.tasks import Tasks
 
 if TYPE_CHECKING:
     from taskyard.stores.memory.core import MemoryCore
@@ -115,14 +116,14 @@ class DeviceVerbs:
         return self._core.devices.stamp
 
     async def list_devices(self, pool: str | None = None) -> list[DeviceStatus]:
-        busy = find_busy(self._core)
-        statuses = [self._status(device, busy) for device in self._core.devices.known.values()]
-        return sorted((status for status in statuses if pool in (None, status.spec.pool)), key=shown_first)
+        return self._list(lambda device: pool in (None, device.spec.pool))
 
-    def _status(self, device: StoredDevice, busy: dict[str, Occupation] | None = None) -> DeviceStatus:
-        busy = find_busy(self._core) if busy is None else busy
-        node = self._core.find_node(device.node)
-        return make_status(device, node_name="" if node is None else node.name, busy=busy.get(device.spec.name))
+    def _list(self, wanted: Callable[[StoredDevice], bool]) -> list[DeviceStatus]:
+        return list_statuses(filter(wanted, self._core.devices.known.values()), self._core)
+
+    def _status(self, device: StoredDevice) -> DeviceStatus:
+        (status,) = list_statuses([device], self._core)
+        return status
 
     async def add_device(self, spec: DeviceSpec, *, by: str, audit: AuditEntry | None = None) -> DeviceStatus:
         now = self._core.now()
@@ -132,8 +133,9 @@ class DeviceVerbs:
     async def define_devices(self, specs: Sequence[DeviceSpec], *, by: str) -> list[DeviceStatus]:
         now = self._core.now()
         self._change(plan_definitions(specs, self._core.devices.known, by=by, now=now), now, None)
-        busy = find_busy(self._core)
-        return [self._status(self._core.devices.known[spec.name], busy) for spec in specs]
+        names = {spec.name for spec in specs}
+        found = {status.name: status for status in self._list(lambda device: device.spec.name in names)}
+        return [found[spec.name] for spec in specs]
 
     async def command_device(
         self, name: str, command: DeviceCommand, *, by: str, audit: AuditEntry | None = None
@@ -152,7 +154,7 @@ class DeviceVerbs:
         self, name: str, *, force: bool = False, by: str = "", audit: AuditEntry | None = None
     ) -> None:
         device = get_device(self._core.devices.known, name)
-        if not force and (busy := find_busy(self._core).get(name)) is not None:
+        if not force and (busy := _find_busy(self._core).get(name)) is not None:
             raise DeviceBusy(name, busy.task)
         self._core.devices.remove(device, by, self._core.now())
         self._core.audit.note(audit, 1, 1)
@@ -211,11 +213,25 @@ class DeviceVerbs:
         return [tally.made(name) for name, tally in sorted(tallies.items())]
 
 
-def find_busy(core: MemoryCore) -> dict[str, Occupation]:
+def list_statuses(devices: Iterable[StoredDevice], tasks: Tasks) -> list[DeviceStatus]:
+    """The devices as they are now, in the order in which they are shown."""
+    busy = _find_busy(tasks)
+    statuses = [
+        make_status(
+            device,
+            node_name="" if (node := tasks.find_node(device.node)) is None else node.name,
+            busy=busy.get(device.spec.name),
+        )
+        for device in devices
+    ]
+    return sorted(statuses, key=shown_first)
+
+
+def _find_busy(tasks: Tasks) -> dict[str, Occupation]:
     """By device."""
     return {
         record.device: Occupation(record.uuid, record.key or "", record.started_at)
-        for record in core.running_records()
+        for record in tasks.running_records()
         if record.device is not None and record.started_at is not None
     }
 

@@ -13,18 +13,23 @@ from taskyard.model.queue_order import COUNTED, DUE_READ, MORE_READ, RUNNING_REA
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene
+from taskyard.stores.memory.devices import DeviceBook, list_statuses
 from taskyard.stores.memory.lines import Place, in_heap_order
 from taskyard.stores.memory.tasks import Tasks
-from taskyard.stores.scene import ClusterState, Found, Held, Running, Wanted, make_scene
+from taskyard.stores.scene import ClusterState, Found, Held, Running, Wanted, find_pools, make_scene
 from taskyard.stores.snapshot import Read, count_consumers, search_run_medians
 
 APART = frozenset({TaskState.PAUSED, TaskState.BLOCKED})
 
 
 class Sight(Tasks):
+    devices: DeviceBook
+
     def _find_scene(self, records: Sequence[TaskRecord], now: datetime, *, queues: Sequence[str] = ()) -> Scene:
         nodes = [(node, incarnation in self._draining) for incarnation, node in sorted(self._nodes.items())]
-        places = ClusterState(self._queues, self._controls, nodes, list(self._all_running()))
+        pools = find_pools([*queues, *(record.queue for record in records)], self._queues)
+        devices = list_statuses((one for one in self.devices.known.values() if one.spec.pool in pools), self)
+        places = ClusterState(self._queues, self._controls, nodes, list(self._all_running()), devices=devices)
         wanted = Wanted.of(records, self._queues)
         holders = {key: holder for key in wanted.keys if (holder := self._key_holder(key)) is not None}
         parents = {child: parent for child in wanted.children if (parent := self._first_parent(child)) is not None}

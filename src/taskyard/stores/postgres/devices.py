@@ -55,7 +55,7 @@ from taskyard.stores.postgres.rows import clean, to_text
 _STAMP = "SELECT n FROM taskyard.device_stamp"
 _DEVICES = (
     "SELECT definition, edits, orders, version, node, is_up, since, reason, step, beat_at FROM taskyard.device "
-    "WHERE ($1::text[] IS NULL OR name = ANY ($1)) AND ($2::text IS NULL OR pool = $2)"
+    "WHERE ($1::text[] IS NULL OR name = ANY ($1)) AND ($2::text[] IS NULL OR pool = ANY ($2))"
 )
 _BUSY = "SELECT device, uuid, key, started_at FROM taskyard.task WHERE state = 'running' AND device IS NOT NULL"
 _NODES = "SELECT incarnation, info::json ->> 'name' AS name FROM taskyard.node"
@@ -87,7 +87,7 @@ class DeviceVerbs:
         return stamp
 
     async def list_devices(self, pool: str | None = None) -> list[DeviceStatus]:
-        return await self._db.ask(partial(_list_devices, pool=clean(pool)))
+        return await self._db.ask(partial(list_devices, pools=None if pool is None else [clean(pool)]))
 
     async def add_device(self, spec: DeviceSpec, *, by: str, audit: AuditEntry | None = None) -> DeviceStatus:
         _check_storable([spec])
@@ -140,7 +140,7 @@ class DeviceVerbs:
                     if not row[0]:
                         continue
                     self._db.hints.tell()
-                found = await self._db.read(partial(_list_devices, names=names))
+                found = await self._db.read(partial(list_devices, names=names))
                 statuses = {status.name: status for status in found}
                 # Race: somebody may have removed one of them meanwhile.
                 if missing := next((name for name in names if name not in statuses), None):
@@ -271,10 +271,10 @@ async def _read_known(conn: Connection, names: Sequence[str] | None) -> tuple[in
     return stamp, {device.spec.name: device for device in map(_to_device, rows)}
 
 
-async def _list_devices(
-    conn: Connection, pool: str | None = None, names: Sequence[str] | None = None
+async def list_devices(
+    conn: Connection, pools: Sequence[str | None] | None = None, names: Sequence[str] | None = None
 ) -> list[DeviceStatus]:
-    rows = await conn.fetch(_DEVICES, names, pool)
+    rows = await conn.fetch(_DEVICES, names, pools)
     if not rows:
         return []
     occupied = {device: Occupation(uuid, key or "", since) for device, uuid, key, since in await conn.fetch(_BUSY)}

@@ -1,4 +1,5 @@
-"""What stands around some tasks, on PostgreSQL: three queries, however many tasks they are."""
+"""What stands around some tasks, on PostgreSQL: three queries, however many tasks they are, and three more if there are
+device pools."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene, Silence
 from taskyard.ports.store import BEATS_PER_LEASE
 from taskyard.stores.postgres.connection import Connection
-from taskyard.stores.scene import ClusterState, Found, Running, Wanted, make_scene
+from taskyard.stores.postgres.devices import list_devices
+from taskyard.stores.scene import ClusterState, Found, Running, Wanted, find_pools, make_scene
 
 _PLACES = (
     "SELECT name, settings, control, NULL AS info, NULL AS is_draining, NULL AS beat_at, NULL AS lease_s, "
@@ -59,12 +61,12 @@ _BLOCKERS = (
 
 
 async def find_scene(conn: Connection, records: Sequence[TaskRecord], *, now: datetime) -> Scene:
-    places = await find_places(conn)
+    places = await find_places(conn, [record.queue for record in records])
     found = await find_blockers(conn, Wanted.of(records, places.rules))
     return make_scene(records, places, found, now=now)
 
 
-async def find_places(conn: Connection) -> ClusterState:
+async def find_places(conn: Connection, queues: Sequence[str]) -> ClusterState:
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
@@ -84,7 +86,9 @@ async def find_places(conn: Connection) -> ClusterState:
         Running(queue, source, node, Busy(n, uuid, since))
         for queue, source, node, n, uuid, since in await conn.fetch(_RUNNING)
     ]
-    return ClusterState(rules, controls, nodes, running, silent)
+    pools = find_pools(queues, rules)
+    devices = await list_devices(conn, pools) if pools else []
+    return ClusterState(rules, controls, nodes, running, silent, devices)
 
 
 async def find_blockers(conn: Connection, wanted: Wanted) -> Found:

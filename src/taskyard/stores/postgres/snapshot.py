@@ -100,7 +100,7 @@ _MEDIANS = (
 
 
 async def find_snapshot(conn: Connection, queue: str, limit: int, now: datetime) -> QueueSnapshot:
-    places = await find_places(conn)
+    places = await find_places(conn, [queue])
     settings = places.rules.get(queue) or QueueSettings(name=queue)
     counts = {state: n for (name, state), n in (await count(conn)).items() if name == queue}
     lanes = await _count_lanes(conn, queue)

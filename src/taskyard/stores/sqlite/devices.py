@@ -181,11 +181,14 @@ def read_stamp(conn: apsw.Connection) -> int:
     return int(stamp)
 
 
-def list_devices(conn: apsw.Connection, pool: str | None = None, name: str | None = None) -> list[DeviceStatus]:
+def list_devices(
+    conn: apsw.Connection, pools: Sequence[str] | None = None, name: str | None = None
+) -> list[DeviceStatus]:
     rows: Any = conn.execute(
         f"SELECT {_COLUMNS}, coalesce((SELECT info ->> '$.name' FROM node WHERE incarnation = device.node), '') "
-        "FROM device WHERE (?1 IS NULL OR pool = ?1) AND (?2 IS NULL OR name = ?2) ORDER BY pool, number, name",
-        (pool, name),
+        "FROM device WHERE (?1 IS NULL OR pool IN (SELECT value FROM json_each(?1))) AND (?2 IS NULL OR name = ?2) "
+        "ORDER BY pool, number, name",
+        (None if pools is None else to_document(list(pools)), name),
     ).fetchall()
     busy = _read_busy(conn) if rows else {}
     return [make_status(_to_device(row), node_name=node_name, busy=busy.get(row[0])) for *row, node_name in rows]
@@ -269,7 +272,7 @@ class DeviceVerbs:
         return await self._look(read_stamp)
 
     async def list_devices(self, pool: str | None = None) -> list[DeviceStatus]:
-        return await self._look(partial(list_devices, pool=pool))
+        return await self._look(partial(list_devices, pools=None if pool is None else [pool]))
 
     async def add_device(self, spec: DeviceSpec, *, by: str, audit: AuditEntry | None = None) -> DeviceStatus:
         return await self._write(partial(self._core.devices.add, spec, by, audit))

@@ -1,4 +1,5 @@
-"""What stands around some tasks, on SQLite: three queries, however many tasks they are."""
+"""What stands around some tasks, on SQLite: three queries, however many tasks they are, and two more for the devices
+of pools."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene, Silence
 from taskyard.stores.records import from_us
-from taskyard.stores.scene import ClusterState, Found, Running, Wanted, make_scene
+from taskyard.stores.scene import ClusterState, Found, Running, Wanted, find_pools, make_scene
+from taskyard.stores.sqlite.devices import list_devices
 from taskyard.stores.sqlite.statements import IN_LINE
 
 _PLACES = (
@@ -55,12 +57,12 @@ _BLOCKERS = (
 def find_scene(
     records: Sequence[TaskRecord], conn: apsw.Connection, *, now: datetime, is_dead: Callable[[Node, str], bool]
 ) -> Scene:
-    places = find_places(conn, is_dead)
+    places = find_places(conn, is_dead, queues=[record.queue for record in records])
     found = find_blockers(conn, Wanted.of(records, places.rules))
     return make_scene(records, places, found, now=now)
 
 
-def find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) -> ClusterState:
+def find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool], *, queues: Sequence[str]) -> ClusterState:
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
@@ -79,7 +81,9 @@ def find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) -> 
     running = [
         Running(queue, source, node, Busy(n, uuid, from_us(since))) for queue, source, node, n, uuid, since in counted
     ]
-    return ClusterState(rules, controls, nodes, running, silent)
+    pools = find_pools(queues, rules)
+    devices = list_devices(conn, pools=pools) if pools else []
+    return ClusterState(rules, controls, nodes, running, silent, devices)
 
 
 def find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:

@@ -62,7 +62,7 @@ def find_snapshot(
     queue: str, limit: int, conn: apsw.Connection, *, now: datetime, is_dead: Callable[[Node, str], bool]
 ) -> QueueSnapshot:
     with conn:  # all of it from one moment
-        places = find_places(conn, is_dead)
+        places = find_places(conn, is_dead, queues=[queue])
         settings = places.rules.get(queue) or QueueSettings(name=queue)
         counts, lanes = _count(conn, queue)
         read = Read(limit)

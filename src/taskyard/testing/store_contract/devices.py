@@ -35,13 +35,16 @@ from taskyard.model.execution import ErrorKind
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.notes import AuditStamp
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
+from taskyard.model.why import Reason
 from taskyard.ports.device import DeviceReport, DeviceStore
 from taskyard.ports.store import Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, get, settle, tick
+from taskyard.testing.store_contract.scenes import why
 
 K = EventKind
 
@@ -627,5 +630,28 @@ class DeviceHistoryContract(Desk):
         assert [tally.name for tally in await kept(store).tally_device_runs(RunFilter())] == ["emu-1", "emu-2"]
 
 
-class DeviceContract(DefinitionContract, OrderedDeviceContract, PresenceContract, DeviceHistoryContract):
+class DeviceSceneContract(Desk):
+    async def test_why_a_task_of_a_pool_waits(self, store: Store, clock: ManualClock) -> None:
+        """The head of a pool is told which of its devices are busy or down; the task behind it waits for the head."""
+        await store.set_queue(QueueSettings(name="phones", order=QueueOrder.FIFO))
+        await bring_up(store, "emu-1")
+        await kept(store).add_device(a_device("emu-2"), by="ann")
+        await kept(store).add_device(a_device("pad-1", pool="pads"), by="ann")
+        running = await run_on(store, "emu-1", a_record(clock.now(), queue="phones"))
+        head, behind = a_record(clock.now(), queue="phones"), a_record(clock.now(), queue="phones")
+        await store.turn(A, adds=[an_add(head, behind)])
+        found = await why(store, head)
+        since = f"{NOON:%Y-%m-%d %H:%M:%S} UTC"
+        assert found.text == f"no idle device: 1 busy, 1 down since {since} ({NOT_SERVED})"
+        assert (found.reason, found.blocker) == (Reason.DEVICES_BUSY, running.uuid)
+        assert (await why(store, behind)).reason is Reason.HEAD_OF_LINE
+        snapshot = await store.queue_snapshot("phones", limit=10)
+        assert [one.name for one in snapshot.scene.devices["phones"]] == ["emu-1", "emu-2"]
+        await settle(store, running, Move.completed(at=clock.now()))
+        assert (await why(store, head)).reason is Reason.TURN
+
+
+class DeviceContract(
+    DefinitionContract, OrderedDeviceContract, PresenceContract, DeviceHistoryContract, DeviceSceneContract
+):
     """What a `DeviceStore` must do."""
