@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from taskyard.devices.actor_settings import ActorSettings
 from taskyard.errors import DeviceError, DeviceLost
 from taskyard.model.device import DeviceSpec
 from taskyard.ports.clock import Clock
+from taskyard.testing.clock import ManualClock
 
 
 def a_spec(number: int = 1, **fields: Any) -> DeviceSpec:
@@ -89,6 +92,32 @@ class ScriptedAdapter:
 
     async def restart(self) -> None:
         await self._do("restart")
+
+
+async def settled() -> None:
+    """Everything that is due at this moment has been done. Nothing here takes real time, save for threads."""
+    for _ in range(40):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running(*actors: WorkerActor) -> AsyncIterator[None]:
+    """The actors run, and are idle if their devices answer."""
+    loops = [asyncio.create_task(actor.run_forever()) for actor in actors]
+    await settled()
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def pass_time(clock: ManualClock, seconds: float, *, step_s: float = 0.25) -> None:
+    """In small steps, so that every timer is seen near its time."""
+    for _ in range(round(seconds / step_s)):
+        clock.advance(step_s)
+        await settled()
 
 
 def an_actor(adapter: ScriptedAdapter, clock: Clock, number: int = 1, **fields: Any) -> WorkerActor:

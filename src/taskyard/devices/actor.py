@@ -18,38 +18,22 @@ from collections.abc import Callable
 from datetime import datetime
 
 from taskyard.devices.actor_settings import ActorSettings
-from taskyard.devices.adapter_call import AdapterCall, AdapterCalls, CallFailed, check
+from taskyard.devices.care import DeviceCare
 from taskyard.devices.device import Device
 from taskyard.devices.device_thread import DeviceThread
 from taskyard.devices.work_item import Cause, WorkItem
 from taskyard.model.device import DeviceHealth, DeviceOrders, DeviceSpec, DeviceState
-from taskyard.model.device_recovery import (
-    NextStep,
-    Recovery,
-    RecoveryStep,
-    after_down,
-    after_restart,
-    after_run,
-    after_try,
-    after_up,
-    next_step,
-)
 from taskyard.ports.clock import Clock
 from taskyard.ports.device import DeviceAdapter
-from taskyard.ports.explain import rejected
+from taskyard.ports.explain import internal_fault, rejected
 
 log = logging.getLogger("taskyard.devices")
 
 INBOX_AT_MOST = 1
 """Items that wait for this device: a pool hands over one when the last has ended, and more would only be stuck here."""
 
-CLOSE_S = 5.0
-"""Seconds: how long an adapter may take to let go of its device."""
-
 AFTER_FAULT_S = 1.0
 """Seconds until an actor that has failed itself goes on: no busy loop."""
-
-CONNECT, HEALTH, CLOSE = "connect", "health check", "close"
 
 
 class WorkerActor:
@@ -71,28 +55,22 @@ class WorkerActor:
         self.inbox: asyncio.Queue[WorkItem] = asyncio.Queue()
         self.current: WorkItem | None = None
         """What it is busy with, also if that goes on after its caller has left."""
-        self.last_beat: datetime | None = None
-        """When the device last answered a health check."""
-        self.gave_up = ""
-        """Why the ladder has ended, until an order says that the device is quarantined; then it is empty again. The
-        pool writes that order, and hands it back with `set_orders`."""
-        self._clock, self._jitter, self._changed = clock, jitter, changed
+        self._clock, self._changed = clock, changed
         self._settings = settings or ActorSettings()
-        self._ladder = self._settings.ladder
         self._orders = orders or DeviceOrders()
-        self._wake = asyncio.Event()
-        self._calls = AdapterCalls(self._wake.set)
+        self._wake, self._over = asyncio.Event(), asyncio.Event()
+        self._care = DeviceCare(
+            spec.name,
+            adapter,
+            clock=clock,
+            jitter=jitter,
+            settings=self._settings,
+            woken=self._wake.set,
+            lost=self._lose_run,
+        )
         self._thread = DeviceThread(spec.name)
-        self._is_up = self._is_let_go = self._is_closing = self._has_ended = self._is_running = False
-        self._is_adapter_open = False
-        self._since: datetime = clock.now()
-        self._reason = "not connected yet"
-        self._recovery = Recovery.begin(clock.monotonic())
-        self._plan: NextStep | None = None
-        self._beat_mono = 0.0
-        self._misses = 0
+        self._is_running = self._is_closing = self._has_ended = False
         self._interrupt_mono: float | None = None
-        self._over = asyncio.Event()
         self._told = self._facts()
 
     def __repr__(self) -> str:
@@ -107,38 +85,45 @@ class WorkerActor:
     def name(self) -> str:
         return self.spec.name
 
+    @property
+    def last_beat(self) -> datetime | None:
+        """When the device last answered a health check."""
+        return self._care.last_beat
+
+    @property
+    def gave_up(self) -> str:
+        """Why the ladder has ended, until an order says that the device is quarantined; then it is empty again. The
+        pool writes that order, and hands it back with `set_orders`."""
+        return self._care.gave_up
+
     # --- what it does now ---------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> DeviceState:
-        orders = self._orders.at(self._clock.now())
+        orders = self._orders_now
         if orders.quarantined is not None or self.gave_up:
             return DeviceState.QUARANTINED
         if orders.taken is not None and self.current is None:
             return DeviceState.TAKEN
-        if not self._is_up or self._is_closing:
+        if not self._care.is_up or self._is_closing:
             return DeviceState.DOWN
         if orders.drained is not None or orders.taken is not None:
             return DeviceState.DRAINING
         return DeviceState.BUSY if self.load else DeviceState.IDLE
 
     @property
-    def health(self) -> DeviceHealth:
-        """What a store keeps of it."""
-        return DeviceHealth(
-            is_up=self._is_up,
-            since=self._since,
-            reason=self._reason,
-            step=self._step_name,
-            beat_at=self.last_beat,
-        )
+    def _orders_now(self) -> DeviceOrders:
+        """Without what has run out."""
+        orders = self._orders
+        return orders if orders.taken_until is None else orders.at(self._clock.now())
 
     @property
-    def _step_name(self) -> str:
-        """Of the ladder; empty if the device is up, or let go."""
-        if self.gave_up:
-            return str(RecoveryStep.QUARANTINE)
-        return "" if self._is_up or self._is_let_go else str(self._plan.step if self._plan else RecoveryStep.RECONNECT)
+    def health(self) -> DeviceHealth:
+        """What a store keeps of it."""
+        care = self._care
+        return DeviceHealth(
+            is_up=care.is_up, since=care.since, reason=care.reason, step=care.step_name, beat_at=care.last_beat
+        )
 
     @property
     def takes_tasks(self) -> bool:
@@ -173,7 +158,7 @@ class WorkerActor:
         """What people have said of it now. Drained, it gets no new task, and is looked after. Taken or quarantined, it
         gets none, and is not touched at all once its run has ended. What was taken for a time comes back by itself."""
         if orders.quarantined is not None:
-            self.gave_up = ""
+            self._care.gave_up = ""
         self._orders = orders
         self._wake.set()
 
@@ -212,10 +197,9 @@ class WorkerActor:
         self._is_running = False
         self._is_closing = True
         self._refuse_waiting()
-        self._calls.cancel_all()
+        self._care.cancel()
         if self.current is not None:
-            self.current.detach()
-            self.current.interrupt()
+            self.current.leave_alone()
         self._thread.close()
         self._over.set()
 
@@ -226,9 +210,7 @@ class WorkerActor:
             until_mono = self._step()
         except Exception as exc:
             log.exception("device %s: its actor failed and goes on", self.name, extra={"device": self.name})
-            self._is_up, self._reason = False, f"its actor failed: {type(exc).__name__}"
-            self._plan = None
-            self._calls.drop(self._clock.monotonic())
+            self._care.fail(f"its actor failed: {type(exc).__name__}")
             until_mono = self._clock.monotonic() + AFTER_FAULT_S
         self._tell()
         return until_mono
@@ -238,11 +220,13 @@ class WorkerActor:
         now = self._clock.monotonic()
         times: list[float | None] = [self._look_after_run(now)]
         if self._is_closing and self._may_end():
-            times.append(self._step_closing(now))
+            times.append(self._care.let_go(now))
+            self._has_ended = times[-1] is None
         elif self._must_let_go():
-            times.append(self._step_let_go(now))
+            times.append(self._care.let_go(now))
+            times.append(self._back_mono(now))
         else:
-            times.append(self._step_care(now))
+            times.append(self._care.step(now, cleanup_mono=self._cleanup_mono))
         if self.takes_tasks:
             times.append(self._begin_next())
         else:
@@ -259,7 +243,11 @@ class WorkerActor:
             self.current = item
             text = "device %s: task %s from %s begins"
             log.info(text, self.name, item.task_id, item.task_type, extra=self._about(item))
-            item.begin(Device(self.spec, self.adapter), self._thread, self._wake.set)
+            try:
+                item.begin(Device(self.spec, self.adapter), self._thread, self._wake.set)
+            except Exception as exc:
+                log.exception("device %s: a task could not begin", self.name, extra=self._about(item))
+                item.break_off(internal_fault(exc))
             return item.due_mono
         return None
 
@@ -274,8 +262,8 @@ class WorkerActor:
         if item.is_over:
             self._end_run(item, now)
             return None
-        if self._interrupt_mono is not None and now >= self._interrupt_mono and item.cause is None:
-            self._lose_run(item, "the device is removed", now)
+        if self._interrupt_mono is not None and now >= self._interrupt_mono:
+            self._lose_run("the device is closed")
         if item.due_mono is not None and now >= item.due_mono:
             if item.cause is None:
                 item.expire()
@@ -286,19 +274,23 @@ class WorkerActor:
         times = [time for time in (item.due_mono, self._interrupt_mono) if time is not None and time > now]
         return min(times, default=None)
 
-    def _lose_run(self, item: WorkItem, reason: str, now: float) -> None:
-        if item.cause is None:
+    def _lose_run(self, reason: str) -> None:
+        item = self.current
+        if item is not None and item.cause is None:
             item.lose(reason)
-            item.graces, item.due_mono = 1, now + self._settings.cleanup_grace_s
+            item.graces, item.due_mono = 1, self._clock.monotonic() + self._settings.cleanup_grace_s
+
+    @property
+    def _cleanup_mono(self) -> float | None:
+        """Until when the code of a run that was lost has the device for its cleanup."""
+        item = self.current
+        return item.due_mono if item is not None and item.cause is Cause.LOST and item.graces == 1 else None
 
     def _end_run(self, item: WorkItem, now: float) -> None:
         self.current = None
-        was_lost = item.found_device_lost and item.cause is None
-        self._recovery = after_run(self._recovery, was_lost=was_lost)
         text = "device %s: task %s from %s has ended after %.3f s"
         log.info(text, self.name, item.task_id, item.task_type, now - item.began_mono, extra=self._about(item))
-        if was_lost and self._is_up:
-            self._go_down(item.lost_reason, now)
+        self._care.note_run(now, lost=item.lost_reason if item.cause is None else "", is_suspect=item.is_suspect)
         # The place is not ready any more when the answer comes: the task must not come back to this device at once.
         self._tell()
         item.finish()
@@ -312,159 +304,30 @@ class WorkerActor:
 
     # --- the device ---------------------------------------------------------------------------------------------------
 
-    def _must_let_go(self) -> bool:
-        if self.gave_up:
-            return True
-        orders = self._orders.at(self._clock.now())
-        is_set_aside = orders.taken is not None or orders.quarantined is not None
-        return is_set_aside and (self._is_let_go or self.current is None)
-
-    def _step_let_go(self, now: float) -> float | None:
-        """A person uses it, or it is quarantined."""
-        self._is_let_go = True
-        self._plan = None
-        time = self._close_adapter(now)
-        until = self._orders.taken_until
-        if until is not None and self._orders.quarantined is None:
-            left_s = (until - self._clock.now()).total_seconds()
-            back_mono = now + max(left_s, 0.0)
-            time = back_mono if time is None else min(time, back_mono)
-        return time
-
-    def _close_adapter(self, now: float) -> float | None:
-        """Have the adapter let go once; until when to wait for that."""
-        call = self._calls.current
-        if call is not None and call.name != CLOSE:
-            self._calls.drop(now)
-            call = None
-        if call is not None:
-            self._calls.take_ended(now)
-            return call.until_mono if self._calls.current is not None else None
-        if not self._is_adapter_open:
-            return None
-        free_mono = self._calls.free_at(now)
-        if free_mono is not None and free_mono > now:
-            return free_mono
-        self._is_adapter_open = False
-        self._calls.start(CLOSE, self.adapter.close, now=now, timeout_s=CLOSE_S)
-        return now + CLOSE_S
-
     def _may_end(self) -> bool:
         """Nothing runs, or it has been interrupted twice and ignores that."""
         item = self.current
         return item is None or (self._interrupt_mono is not None and item.graces >= 2)
 
-    def _step_closing(self, now: float) -> float | None:
-        time = self._close_adapter(now)
-        self._has_ended = time is None
-        return time
-
-    def _step_care(self, now: float) -> float | None:
-        if self._is_let_go:
-            self._is_let_go = self._is_up = False
-            self._reason, self._since = "not checked since it was given back", self._clock.now()
-            self._recovery = Recovery.begin(now)
-            self._calls.drop(now)
-        call = self._calls.take_ended(now)
-        if call is not None:
-            self._note_answer(call, now)
+    def _must_let_go(self) -> bool:
         if self.gave_up:
-            return now
-        if self._calls.current is not None:
-            return self._calls.current.until_mono
-        return self._step_up(now) if self._is_up else self._step_down(now)
+            return True
+        orders = self._orders_now
+        is_set_aside = orders.taken is not None or orders.quarantined is not None
+        return is_set_aside and (self._care.is_let_go or self.current is None)
 
-    def _step_up(self, now: float) -> float | None:
-        at_mono = self._beat_mono
-        if now < at_mono:
-            return at_mono
-        return self._call(HEALTH, now)
-
-    def _step_down(self, now: float) -> float | None:
-        item = self.current
-        if item is not None and item.cause is Cause.LOST and item.graces == 1 and item.due_mono is not None:
-            return item.due_mono  # its cleanup has the device until then
-        if self._plan is None:
-            self._plan = next_step(self._recovery, self._ladder, now_mono=now, jitter=self._jitter())
-        if now < self._plan.at_mono:
-            return self._plan.at_mono
-        if self._plan.step is RecoveryStep.QUARANTINE:
-            self.gave_up = self._reason or "it does not answer"
-            log.warning("device %s: quarantined: %s", self.name, self.gave_up, extra={"device": self.name})
-            return now
-        return self._call(CONNECT if self._plan.step is RecoveryStep.RECONNECT else self._plan.step, now)
-
-    def _call(self, name: str, now: float) -> float | None:
-        """Ask the adapter for something, now or as soon as it is free."""
-        free_mono = self._calls.free_at(now)
-        if free_mono is None:
-            return None  # the end of a stuck call wakes us
-        if free_mono > now:
-            return free_mono
-        calls = {
-            HEALTH: (self.adapter.health, self._settings.check_s),
-            CONNECT: (self.adapter.connect, self._settings.connect_s),
-            RecoveryStep.RESTART_APP: (self.adapter.restart_app, self._settings.restart_app_timeout_s),
-            RecoveryStep.RESTART: (self.adapter.restart, self._settings.restart_timeout_s),
-        }
-        call, timeout_s = calls[name]
-        self._is_adapter_open = True
-        self._calls.start(name, call, now=now, timeout_s=timeout_s)
-        return now + timeout_s
-
-    def _note_answer(self, call: AdapterCall, now: float) -> None:
-        try:
-            check(call)
-        except CallFailed as failed:
-            self._note_failure(call, failed, now)
-            return
-        if call.name == CONNECT:
-            self._call(HEALTH, now)
-        elif call.name == HEALTH:
-            self._note_beat(call, now)
-        else:
-            self._recovery = after_restart(self._recovery, RecoveryStep(call.name), now_mono=now)
-            self._plan = None
-
-    def _note_beat(self, call: AdapterCall, now: float) -> None:
-        self.last_beat = self._clock.now()
-        self._misses = 0
-        self._beat_mono = call.began_mono + self._settings.heartbeat_s
-        if self._is_up:
-            return
-        self._is_up, self._reason, self._since, self._plan = True, "", self.last_beat, None
-        self._recovery = after_up(self._recovery, now_mono=now)
-        # Heartbeats of devices that came up together are spread from here on.
-        self._beat_mono = now + self._settings.heartbeat_s * (1 - 0.9 * self._jitter())
-
-    def _note_failure(self, call: AdapterCall, failed: CallFailed, now: float) -> None:
-        if self._is_up:
-            self._misses += 1
-            self._beat_mono = now
-            if failed.is_lost or self._misses >= self._settings.misses:
-                self._go_down(failed.reason, now)
-            return
-        self._reason = failed.reason
-        if call.name in (CONNECT, HEALTH):
-            is_reachable = call.name == HEALTH and not failed.is_lost
-            self._recovery = after_try(self._recovery, tried_mono=call.began_mono, is_reachable=is_reachable)
-        else:
-            self._recovery = after_restart(self._recovery, RecoveryStep(call.name), now_mono=now)
-        self._plan = None
-
-    def _go_down(self, reason: str, now: float) -> None:
-        self._is_up, self._reason, self._since = False, reason, self._clock.now()
-        self._misses, self._plan = 0, None
-        self._recovery = after_down(self._recovery, self._ladder, now_mono=now)
-        self._calls.drop(now)
-        if self.current is not None:
-            self._lose_run(self.current, reason, now)
+    def _back_mono(self, now: float) -> float | None:
+        """When a device that was taken for a time comes back."""
+        until = self._orders.taken_until
+        if until is None or self._orders.quarantined is not None or self.gave_up:
+            return None
+        return now + max((until - self._clock.now()).total_seconds(), 0.0)
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
     def _facts(self) -> tuple[DeviceState, bool, str, str, bool, str]:
         """Everything that is told, but for the heartbeat."""
-        return self.state, self._is_up, self._reason, self._step_name, self.takes_tasks, self.gave_up
+        return self.state, self._care.is_up, self._care.reason, self._care.step_name, self.takes_tasks, self.gave_up
 
     def _tell(self) -> None:
         told, facts = self._told, self._facts()
@@ -473,7 +336,7 @@ class WorkerActor:
         self._told = facts
         if facts[0] is not told[0]:
             text = "device %s: %s, was %s%s"
-            reason = f" ({self._reason})" if self._reason else ""
+            reason = f" ({self._care.reason})" if self._care.reason else ""
             log.info(text, self.name, facts[0], told[0], reason, extra={"device": self.name})
         try:
             self._changed(self)

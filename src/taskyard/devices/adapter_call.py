@@ -33,10 +33,10 @@ class AdapterCall:
 
 
 class CallFailed(Exception):
-    """`is_lost`: the adapter says that the device is gone. `is_late`: it has not answered."""
+    """`is_lost`: the adapter says that the device is gone. `is_stuck`: it cannot be asked any more."""
 
-    def __init__(self, reason: str, *, is_lost: bool = False, is_late: bool = False) -> None:
-        self.reason, self.is_lost, self.is_late = reason, is_lost, is_late
+    def __init__(self, reason: str, *, is_lost: bool = False, is_stuck: bool = False) -> None:
+        self.reason, self.is_lost, self.is_stuck = reason, is_lost, is_stuck
         super().__init__(reason)
 
 
@@ -116,9 +116,9 @@ def check(call: AdapterCall) -> None:
     """Raises `CallFailed` if it did not go well."""
     task = call.task
     if not task.done():
-        raise CallFailed(f"no answer within {call.timeout_s:g} s: {call.name}", is_late=True)
+        raise CallFailed(f"no answer within {call.timeout_s:g} s: {call.name}")
     if task.cancelled():
-        raise CallFailed(f"it was cancelled: {call.name}", is_late=True)
+        raise CallFailed(f"it was cancelled: {call.name}")
     exc = task.exception()
     if isinstance(exc, CallFailed):
         raise exc

@@ -48,7 +48,11 @@ class DeviceExecutor:
         return ExecutorStats(len(self._actors), active, queued, self._done)
 
     def health(self) -> ExecutorHealth:
-        return ExecutorHealth(not self._is_closed, "it is shut down" if self._is_closed else "")
+        if self._is_closed:
+            return ExecutorHealth(False, "it is shut down")
+        if not any(actor.takes_tasks for actor in self._actors.values()):
+            return ExecutorHealth(False, f"none of {len(self._actors)} devices takes a task now")
+        return ExecutorHealth()
 
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
         if self._is_closed:

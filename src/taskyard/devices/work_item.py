@@ -12,7 +12,7 @@ from typing import Any
 
 from taskyard.devices.device import CURRENT_DEVICE, Device
 from taskyard.devices.device_thread import DeviceThread
-from taskyard.errors import DeviceLost
+from taskyard.errors import DeviceError, DeviceLost
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.ports.clock import Clock
 from taskyard.ports.executor import ExecutionRequest
@@ -68,13 +68,14 @@ class WorkItem:
         return bool(self.request.spec.is_async)
 
     @property
-    def found_device_lost(self) -> bool:
-        """Whether the code itself raised that."""
-        return isinstance(self._raised, DeviceLost)
+    def lost_reason(self) -> str:
+        """What the code said of its device, if it raised `DeviceLost`."""
+        return explain(self._raised).message if isinstance(self._raised, DeviceLost) else ""
 
     @property
-    def lost_reason(self) -> str:
-        return explain(self._raised).message if self._raised is not None else ""
+    def is_suspect(self) -> bool:
+        """Whether the device may be the reason for how it ended."""
+        return self.cause is Cause.EXPIRED or isinstance(self._raised, DeviceError)
 
     # --- the code -----------------------------------------------------------------------------------------------------
 
@@ -95,8 +96,12 @@ class WorkItem:
         try:
             thread.put(self._call)
         except RuntimeError as exc:
-            self._refusal = rejected(f"no thread could be started: {exc}")
-            self._over()
+            self.break_off(rejected(f"no thread could be started: {exc}"))
+
+    def break_off(self, error: ExecutionError) -> None:
+        """Its code could not begin."""
+        self._refusal = error
+        self._over()
 
     async def _await_code(self) -> None:
         try:
@@ -188,6 +193,14 @@ class WorkItem:
             self.is_detached = True
             run.detach()
 
+    def leave_alone(self) -> None:
+        """The actor ends before the code, which is interrupted, and answers by itself when it ends."""
+        self._told = self.finish
+        if self.is_over:
+            self.finish()
+        else:
+            self.interrupt()
+
     def finish(self) -> None:
         """The actor has taken note of its end: the request is answered."""
         if self.is_detached and self.request.run is not None:
@@ -212,7 +225,7 @@ class WorkItem:
         if self._refusal is not None:
             return self._refusal
         is_cancel = isinstance(raised, asyncio.CancelledError) and run is not None and run.cancel_requested
-        if self.cause is None and not self.found_device_lost:
+        if self.cause is None and not isinstance(raised, DeviceLost):
             if raised is None:
                 return None
             if is_cancel:
