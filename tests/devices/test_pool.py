@@ -193,6 +193,7 @@ async def test_each_node_serves_its_own_devices(url, tmp_path):
             service.yard._engine.incarnation for service in (one, two)
         }
         await two.devices.drain("a-1")
+        await eventually(one.yard, lambda: one.workers[1].state == "draining")  # the other node looks once a second
         work.let_go()
         assert (await work.next())[1:] == (2, "b-1")
 

@@ -128,7 +128,7 @@ def test_counts_are_checked() -> None:
     """A number of restarts that is none is refused by name, as is a first pause beyond the longest."""
     for fields in ({"restarts": -1}, {"app_restarts": 1.5}, {"lost_runs": 0}, {"first_s": 11}):
         with pytest.raises(InvalidInput, match=next(iter(fields))):
-            RecoverySettings(**fields)  # type: ignore[arg-type]
+            RecoverySettings(**fields)
 
 
 ANSWERS = st.lists(st.sampled_from(["up", "sick", "gone"]), min_size=1, max_size=60)

@@ -37,8 +37,9 @@ AFTER_FAULT_S = 1.0
 
 
 class WorkerActor:
-    """Belongs to the event loop that runs `run_forever`. `jitter` gives numbers between 0 and 1. `changed` is called
-    after every change of `state`, `health`, `takes_tasks` or `gave_up`, on the loop; it must not block or raise."""
+    """Belongs to the event loop that runs `run_forever`. `jitter` gives numbers between 0 and 1. `changed` is called on
+    the loop after every change of `health`, `takes_tasks` or `gave_up`, but not for a heartbeat, nor when the device
+    becomes busy or idle again, which would be for each task; it must not block or raise."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class WorkerActor:
         self._thread = DeviceThread(spec.name)
         self._is_running = self._is_closing = self._has_ended = False
         self._interrupt_mono: float | None = None
-        self._told = self._facts()
+        self._told, self._logged = self._facts(), self.state
 
     def __repr__(self) -> str:
         return f"<WorkerActor {self.name!r} {self.state}>"
@@ -325,19 +326,20 @@ class WorkerActor:
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
-    def _facts(self) -> tuple[DeviceState, bool, str, str, bool, str]:
-        """Everything that is told, but for the heartbeat."""
-        return self.state, self._care.is_up, self._care.reason, self._care.step_name, self.takes_tasks, self.gave_up
+    def _facts(self) -> tuple[bool, str, str, bool, str]:
+        """What the pool is told."""
+        return self._care.is_up, self._care.reason, self._care.step_name, self.takes_tasks, self.gave_up
 
     def _tell(self) -> None:
-        told, facts = self._told, self._facts()
-        if facts == told:
-            return
-        self._told = facts
-        if facts[0] is not told[0]:
+        state, facts = self.state, self._facts()
+        if state is not self._logged:
             text = "device %s: %s, was %s%s"
             reason = f" ({self._care.reason})" if self._care.reason else ""
-            log.info(text, self.name, facts[0], told[0], reason, extra={"device": self.name})
+            log.info(text, self.name, state, self._logged, reason, extra={"device": self.name})
+            self._logged = state
+        if facts == self._told:
+            return
+        self._told = facts
         try:
             self._changed(self)
         except Exception:
