@@ -96,7 +96,7 @@ class ScriptedAdapter:
 
 async def settled() -> None:
     """Everything that is due at this moment has been done. Nothing here takes real time, save for threads."""
-    for _ in range(40):
+    for _ in range(20):
         await asyncio.sleep(0)
 
 
@@ -115,6 +115,7 @@ async def running(*actors: WorkerActor) -> AsyncIterator[None]:
 
 async def pass_time(clock: ManualClock, seconds: float, *, step_s: float = 0.25) -> None:
     """In small steps, so that every timer is seen near its time."""
+    await settled()
     for _ in range(round(seconds / step_s)):
         clock.advance(step_s)
         await settled()
