@@ -7,14 +7,16 @@ duplicates, the engine hands the head of the queue to a device that is free, an 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
 from taskyard.device_consumers import PoolPart, check_device_settings, device_class, device_function, plain_class
+from taskyard.device_schedules import ListsAccounts, choose_rule, list_for
 from taskyard.devices.actor_settings import ActorSettings
 from taskyard.devices.consumer import DeviceConsumer
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
@@ -37,8 +39,9 @@ from taskyard.model.given import check_count, check_name, check_timeout
 from taskyard.model.order import Priority
 from taskyard.model.queue import QueueOrder
 from taskyard.model.retry import RetryPolicy
+from taskyard.model.schedule import Schedule
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Dedupe, Task, TaskRecord
+from taskyard.model.task import Dedupe, DedupeScope, Task, TaskRecord
 from taskyard.model.task_filter import TaskFilter
 from taskyard.options import TaskOptions, make_record
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
@@ -214,6 +217,7 @@ class DevicePool:
                 raise InvalidConsumer(f"{quote(consumer)} is no instance of DeviceConsumer")
 
     def _add(self, consumer: Consumer) -> Consumer:
+        consumer = replace(consumer, find_left_out=partial(self._find_quarantined, consumer.name))
         if self.bucket_by is not None:
             consumer = replace(consumer, bucket_by=self.bucket_by)
         self._yard._register(consumer)
@@ -291,6 +295,32 @@ class DevicePool:
         record.origin = task.uuid
         self._yard._note_unserved((record,))
         return record
+
+    def schedule(
+        self,
+        consumer: str | ConsumerFunction[..., Any],
+        *,
+        accounts: ListsAccounts,
+        cron: str | None = None,
+        every_s: float | None = None,
+        zone: str | None = None,
+        name: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Schedule:
+        """Make a task of this consumer for each account, at the times of `cron` or every `every_s` seconds; before the
+        yard is opened. `accounts` are ids or `GameAccount`s, or a function that returns a list of them. An account that
+        is queued or runs anything, and one that is quarantined with this consumer, is skipped and counted. The schedule
+        is called as the consumer, unless it has a `name`; `settings` as for `yard.schedules.define`."""
+        found = self._get_consumer(consumer.consumer.name if isinstance(consumer, ConsumerFunction) else consumer)
+        each, rule = list_for(found, accounts), choose_rule(cron, every_s)
+        settings = {"zone": zone, "each": each, "dedupe_scope": DedupeScope.KEY_IDLE} | settings
+        return self._yard.schedules.define(name or found.name, rule, found.name, args, **settings)
+
+    async def _find_quarantined(self, consumer: str, keys: Collection[str]) -> set[str]:
+        """Those of the accounts whose tasks of this consumer are refused."""
+        await self.roster.look()
+        return {key for key in keys if self.roster.is_quarantined(key, consumer)}
 
     async def _check_submit(self, submission: Any, call_next: SubmitNext) -> None:
         """Around every submit to a consumer of this pool, in whatever way it is made."""

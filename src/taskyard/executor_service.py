@@ -70,7 +70,7 @@ class ExecutorService:
             quarantine_account_after=quarantine_account_after,
             adapters=adapters,
         )
-        self.consumer, self.register = self.pool.consumer, self.pool.register
+        self.consumer, self.register, self.schedule = self.pool.consumer, self.pool.register, self.pool.schedule
         self._turn = asyncio.Lock()
         self._registry = _check_registry(registry)
         if isinstance(self._registry, TaskConsumerRegistry):

@@ -15,7 +15,7 @@ import msgspec
 from taskyard.errors import InvalidArguments, InvalidInput, PayloadTooLarge, quote, shorten
 from taskyard.model.blocker import encode_requirements
 from taskyard.model.dedupe import make_slot
-from taskyard.model.device import account_key
+from taskyard.model.device import set_account
 from taskyard.model.given import (
     check_delay,
     check_labels,
@@ -317,12 +317,10 @@ def _set_pool_fields(options: TaskOptions, record: TaskRecord, consumer: Consume
 
 
 def _set_account(options: TaskOptions, record: TaskRecord, consumer: Consumer) -> None:
-    """Give a task the key of its account. It stands for the work of its consumer for that account, and is a duplicate
-    as well while any task of the account runs."""
-    account = msgspec.json.decode(record.args).get(consumer.account)
-    if account is None:
+    """Give a task the key of its account, unless the submitter says something else."""
+    key = set_account(record, consumer.account)
+    if key is None:
         return
-    key = account_key(account["account_id"])
     if options.key not in (None, key) or options.dedupe_key not in (None, key):
         field = "key" if options.key not in (None, key) else "dedupe_key"
         raise InvalidInput(f"must be {key!r}, the key of the account, or be left out", field=field)
@@ -334,8 +332,6 @@ def _set_account(options: TaskOptions, record: TaskRecord, consumer: Consumer) -
             field="connection",
             hint="submit it when you have committed",
         )
-    record.key = key
-    record.dedupe_slot, record.dedupe_scope = make_slot(consumer.name, record.args, key), DedupeScope.KEY_IDLE
 
 
 def check_size(source: str, args: str, max_bytes: int) -> None:

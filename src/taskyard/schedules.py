@@ -165,7 +165,10 @@ class Schedules:
             raise InvalidInput(
                 f"schedule {quote(name)} makes a task for each of its items", hint="await schedules.run_each(name)"
             )
-        return (await self.run_each(name, by=by)).tasks[0]
+        made = await self.run_each(name, by=by)
+        if not made.tasks:
+            raise InvalidInput(f"schedule {quote(name)} made no task: its account is queued, busy or quarantined")
+        return made.tasks[0]
 
     async def run_each(self, name: str, *, by: str = CODE) -> ScheduleRun:
         """The same for a schedule with items: a task for each of them now. An item whose work is there already, as its
@@ -278,6 +281,12 @@ class Schedules:
             text = to_json("args", args)
             check_size(consumer.name, text, self._yard._max_payload_bytes)
         schedule = Schedule(name=name, rule=make_rule(rule, zone), consumer=consumer.name, args=text, **settings)
+        if each is not None and consumer.account and not schedule.skips_items:
+            raise InvalidInput(
+                f"must be 'skip' for accounts: one that is queued or busy gets no other task of {consumer.name!r}",
+                field="overlap",
+                given=schedule.overlap.value,
+            )
         if dedupe_scope is not None and not schedule.skips_items:
             raise InvalidInput(
                 f"has no effect with {{overlap}}={schedule.overlap.value!r}", field="dedupe_scope", fields=("overlap",)

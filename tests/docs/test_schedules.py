@@ -25,6 +25,7 @@ PAGE = TOP / "docs" / "SCHEDULES.md"
     [
         ("schedules.py", "[9, 9, 9, 9]\n['deep scan', 'scan']\n"),
         ("accounts.py", "500 0 1500\n500 0\n"),
+        ("farm.py", "20 0 40\n"),
     ],
 )
 def test_the_programs_run(tmp_path: Path, file: str, said: str) -> None:

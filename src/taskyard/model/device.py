@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
+from taskyard.model.dedupe import make_slot
 from taskyard.model.notes import AuditStamp
+from taskyard.model.task import DedupeScope, TaskRecord
 
 
 class DeviceState(StrEnum):
@@ -241,6 +243,17 @@ def read_account(key: str) -> int | str:
     if key.startswith('"'):
         text: str = msgspec.json.decode(key, type=str)
         return text
+    return key
+
+
+def set_account(record: TaskRecord, argument: str) -> str | None:
+    """Give a task the key of its account, which is this argument. It stands for the work of its consumer for that
+    account, and is a duplicate as well while any task of the account runs. The key, None if it has no account."""
+    account = msgspec.json.decode(record.args).get(argument)
+    if account is None:
+        return None
+    record.key = key = account_key(account["account_id"])
+    record.dedupe_slot, record.dedupe_scope = make_slot(record.consumer, record.args, key), DedupeScope.KEY_IDLE
     return key
 
 

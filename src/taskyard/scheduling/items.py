@@ -20,6 +20,7 @@ import msgspec
 
 from taskyard.errors import ItemsFailed, PayloadTooLarge, StoreError, TaskyardError, shorten
 from taskyard.model.dedupe import make_slot
+from taskyard.model.device import set_account
 from taskyard.model.each import Each, EncodedItem, ScheduleItem, check_items, decode_items
 from taskyard.model.firing import Fire
 from taskyard.model.schedule import Schedule
@@ -231,7 +232,8 @@ async def make_tasks(
 ) -> list[FireTasks]:
     """The tasks of these fires; `items` are those of a schedule that has some. Raises `ItemsFailed`."""
     if items is None:
-        return [FireTasks(fire, [make_record(schedule, consumer, fire, now=now)]) for fire in fires]
+        made = [FireTasks(fire, [make_record(schedule, consumer, fire, now=now)]) for fire in fires]
+        return await _leave_out(consumer, made)
     made = []
     try:
         for fire in fires:
@@ -241,18 +243,31 @@ async def make_tasks(
                 if number % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
             made.append(FireTasks(fire, records, items.skipped))
+        return await _leave_out(consumer, made)
     except StoreError:
         raise
     except Exception as error:
         raise ItemsFailed(schedule.name, describe(error)) from error
-    return made
+
+
+async def _leave_out(consumer: Consumer, fires: list[FireTasks]) -> list[FireTasks]:
+    """Without the tasks of keys for which the consumer takes none now: those count as skipped."""
+    keys = {record.key for one in fires for record in one.records if record.key is not None}
+    if consumer.find_left_out is None or not keys or not (out := await consumer.find_left_out(keys)):
+        return fires
+    kept = [[record for record in one.records if record.key not in out] for one in fires]
+    return [
+        FireTasks(one.fire, records, one.skipped + len(one.records) - len(records))
+        for one, records in zip(fires, kept, strict=True)
+    ]
 
 
 def _make_item(schedule: Schedule, consumer: Consumer, fire: Fire, item: EncodedItem, *, now: datetime) -> TaskRecord:
     assert schedule.each is not None
     record = make_record(schedule, consumer, fire, args=bytes(item.args).decode(), now=now)
-    record.key = item.key or schedule.key
-    if schedule.skips_items:
+    if record.key is None or not consumer.account:
+        record.key = item.key or schedule.key
+    if schedule.skips_items and record.dedupe_slot is None:
         record.dedupe_slot = make_slot(schedule.consumer, record.args, item.key)
         record.dedupe_scope = schedule.each.dedupe_scope
     return record
@@ -266,7 +281,7 @@ def make_record(
     if consumer.produce is not None and (task := consumer.make_task(msgspec.json.decode(args))) is not None:
         args = consumer.encode(task.args)
     limits = [limit for limit in (schedule.timeout_s, consumer.timeout_s) if limit is not None]
-    return TaskRecord(
+    record = TaskRecord(
         uuid=new_uuid(),
         consumer=schedule.consumer,
         due_at=fire.due_at,
@@ -279,3 +294,6 @@ def make_record(
         timeout_s=min(limits) if schedule.timeout_s is not None else None,
         retry=schedule.retry,
     )
+    if consumer.account:
+        set_account(record, consumer.account)
+    return record
