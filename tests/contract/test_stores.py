@@ -13,6 +13,7 @@ from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.contract import (
     DeviceContract,
+    DurableDeviceContract,
     DurableStoreContract,
     PromptStoreContract,
     ScheduleContract,
@@ -28,12 +29,12 @@ class TestMemoryStore(PromptStoreContract, TiesContract, ScheduleContract, Devic
         return MemoryStore(clock)
 
 
-class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract, DeviceContract):
+class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract, DurableDeviceContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return SqliteStore(folder / "work.db", clock=clock)
 
 
-class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract, DeviceContract):
+class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract, DurableDeviceContract):
     @pytest.fixture(autouse=True)
     async def database(self, postgres_url: str) -> AsyncIterator[None]:
         """Whatever a test did, what was counted is what there is, and claims come across all that may start."""

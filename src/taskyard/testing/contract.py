@@ -25,6 +25,7 @@ from taskyard.testing.code_contract import CodeContract  # noqa: E402
 from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
 from taskyard.testing.store_contract import (  # noqa: E402
     DeviceContract,
+    DurableDeviceContract,
     DurableStoreContract,
     PromptStoreContract,
     ScheduleContract,
@@ -36,6 +37,7 @@ __all__ = [
     "AnswerContract",
     "CodeContract",
     "DeviceContract",
+    "DurableDeviceContract",
     "DurableStoreContract",
     "ExecutorContract",
     "PromptStoreContract",

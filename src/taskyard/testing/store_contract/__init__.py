@@ -12,7 +12,7 @@ from taskyard.testing.store_contract.control import ControlContract
 from taskyard.testing.store_contract.dedupe import DedupeContract
 from taskyard.testing.store_contract.dependencies import DependencyContract, LineContract
 from taskyard.testing.store_contract.details import DetailContract
-from taskyard.testing.store_contract.devices import DeviceContract
+from taskyard.testing.store_contract.devices import DeviceContract, DurableDeviceContract
 from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
@@ -69,6 +69,7 @@ class TiesContract(DedupeContract, KeyIdleContract, DependencyContract, LineCont
 
 __all__ = [
     "DeviceContract",
+    "DurableDeviceContract",
     "DurableStoreContract",
     "PromptStoreContract",
     "ScheduleContract",

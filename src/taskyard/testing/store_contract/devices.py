@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -655,3 +656,61 @@ class DeviceContract(
     DefinitionContract, OrderedDeviceContract, PresenceContract, DeviceHistoryContract, DeviceSceneContract
 ):
     """What a `DeviceStore` must do."""
+
+
+class DurableDeviceContract(DeviceContract):
+    """The same for a store that several processes open."""
+
+    @pytest.fixture
+    async def other(self, store: Store, clock: ManualClock, tmp_path: Path) -> AsyncIterator[Store]:
+        """The same store, opened again as another process does."""
+        other = self.make_store(clock, tmp_path)
+        await other.open()
+        yield other
+        await other.close()
+
+    async def test_another_process_sees_the_devices(self, store: Store, other: Store, clock: ManualClock) -> None:
+        """What one process writes of devices and accounts, another one reads, with the same stamp."""
+        await bring_up(store, "emu-1", "emu-2")
+        await kept(store).quarantine_account(a_quarantine())
+        await command(other, "emu-2", TakeDevice("debug", for_s=60))
+        await run(store, clock, "emu-1", "7")
+        assert await kept(other).list_devices() == await kept(store).list_devices()
+        assert await kept(other).list_quarantined_accounts() == [a_quarantine()]
+        assert await kept(other).device_stamp() == await kept(store).device_stamp()
+        for where in (RunFilter(), RunFilter(pool="phones", account="7")):
+            assert await kept(other).list_device_runs(where) == await kept(store).list_device_runs(where)
+            assert await kept(other).tally_device_runs(where) == await kept(store).tally_device_runs(where)
+
+    @pytest.mark.spec("DEV-05")
+    async def test_two_processes_never_serve_one_device(self, store: Store, other: Store) -> None:
+        """Two processes that ask for the same devices at the same time never get the same one."""
+        names = [f"emu-{n}" for n in range(10)]
+        await put(store, *names)
+        asked = [kept(at).serve_devices(node, [name]) for name in names for at, node in ((store, A), (other, B))]
+        answers = await asyncio.gather(*asked)
+        by_a, by_b = ({name for one in answers[n::2] for name in one} for n in (0, 1))
+        assert (by_a | by_b, by_a & by_b) == (set(names), set())
+        assert {one.name: one.node for one in await kept(other).list_devices()} == (
+            dict.fromkeys(by_a, A) | dict.fromkeys(by_b, B)
+        )
+
+    async def test_commands_of_two_processes_are_all_carried_out(self, store: Store, other: Store) -> None:
+        """Edits of one device that two processes make at the same time are all in its definition, each as a version."""
+        await put(store, "emu-1")
+        edits = [
+            command(at, "emu-1", EditDevice(labels={f"label-{n}": name}))
+            for n in range(5)
+            for at, name in ((store, "one"), (other, "two"))
+        ]
+        await asyncio.gather(*edits)
+        status = await look(store, "emu-1")
+        assert set(status.spec.labels) == {f"label-{n}" for n in range(5)}
+        assert status.version == 11
+
+    async def test_devices_that_are_defined_at_the_same_time(self, store: Store, other: Store) -> None:
+        """Two processes of one program that start at the same time define its devices once."""
+        specs = [a_device(f"emu-{n}", from_code=True) for n in range(5)]
+        await asyncio.gather(*[kept(at).define_devices(specs, by="code") for at in (store, other)])
+        assert [status.spec for status in await kept(store).list_devices()] == specs
+        assert kinds(await told(store)) == [(K.DEVICE_ADDED, spec.name) for spec in specs]
