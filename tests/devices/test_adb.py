@@ -277,7 +277,7 @@ async def test_a_device_uses_few_threads_and_returns_them(adb_server: AdbServer,
     """One thread does for calls one after the other, a second one for a heartbeat meanwhile; `close` ends them."""
 
     def count() -> int:
-        return sum(thread.name == "device-farm-7" for thread in threading.enumerate())
+        return sum(thread.name == "taskyard-adapter-farm-7" for thread in threading.enumerate())
 
     adapter = await reached(emulated.serial, adb_server, name="farm-7")
     for _ in range(5):

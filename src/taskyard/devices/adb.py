@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from taskyard.devices.adapter_threads import AdapterThreads
 from taskyard.devices.definitions import DeviceDefinition
 from taskyard.devices.device_settings import (
     check_seconds,
@@ -19,7 +20,6 @@ from taskyard.devices.device_settings import (
     command_timed_out,
     open_source,
 )
-from taskyard.devices.device_threads import DeviceThreads
 from taskyard.devices.extra import require_extra
 from taskyard.errors import DeviceError, DeviceLost, InvalidInput
 from taskyard.model.device import DeviceSpec
@@ -107,7 +107,7 @@ class AdbAdapter:
 
     def __init__(self, device: AdbDevice) -> None:
         self._device = device
-        self._threads = DeviceThreads(device.name)
+        self._threads = AdapterThreads(device.name)
         self._client: Any = None
         self._features: frozenset[str] | None = None
         """Those of the device; None while it is not connected."""

@@ -1,4 +1,4 @@
-"""Threads in which the blocking calls of one device run: one that hangs holds up neither the event loop nor another
+"""Threads in which the blocking calls of one adapter run: one that hangs holds up neither the event loop nor another
 device."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ KEPT = 2
 _Call = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
 
-class DeviceThreads:
-    """The threads of one device, made when they are first needed: mostly one, and another while that one is busy. They
+class AdapterThreads:
+    """The threads of one adapter, made when they are first needed: mostly one, and another while that one is busy. They
     are daemons, since nothing can end a thread that a library blocks for ever."""
 
     def __init__(self, name: str) -> None:
@@ -62,7 +62,7 @@ class DeviceThreads:
 
     def _start(self) -> SimpleQueue[_Call | None]:
         calls: SimpleQueue[_Call | None] = SimpleQueue()
-        threading.Thread(target=_run_calls, args=(calls,), name=f"device-{self._name}", daemon=True).start()
+        threading.Thread(target=_run_calls, args=(calls,), name=f"taskyard-adapter-{self._name}", daemon=True).start()
         return calls
 
     def _give_back(self, calls: SimpleQueue[_Call | None]) -> None:
