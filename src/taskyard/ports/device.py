@@ -43,7 +43,9 @@ class DeviceAdapter(Protocol):
         ...
 
     async def shell(self, command: str, *, timeout_s: float = 30.0) -> str:
-        """Run a command on the device; its output. An exit status other than 0 is a `DeviceError`."""
+        """Run a command on the device; its output without the line ends at its end. An exit status other than 0 is a
+        plain `DeviceError`, and so is a command that has not ended after `timeout_s`: it may simply take long, and
+        `health`, which may be asked meanwhile, tells whether the device is lost."""
         ...
 
     async def screenshot(self) -> bytes:
@@ -55,11 +57,11 @@ class DeviceAdapter(Protocol):
         ...
 
     async def push(self, source: Path | bytes, target: str) -> None:
-        """Copy a file, or these bytes, to the device."""
+        """Copy a file, or these bytes, to the device. Folders are made, and a file that is there is replaced."""
         ...
 
     async def pull(self, source: str) -> bytes:
-        """The content of a file of the device."""
+        """The content of a file of the device; a plain `DeviceError` if there is none."""
         ...
 
     async def restart_app(self) -> None:
@@ -67,7 +69,7 @@ class DeviceAdapter(Protocol):
         ...
 
     async def restart(self) -> None:
-        """Restart the device itself, and return when it can be connected to."""
+        """Restart the device itself, and return when it can be connected to. It has to be, before anything else."""
         ...
 
 
