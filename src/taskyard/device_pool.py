@@ -133,6 +133,7 @@ class DevicePool:
         self.executor = f"devices:{self.name}"
         self._part = PoolPart(self.name, self.executor, self.places, Middleware(around_submit=self._check_submit))
         self._warned: set[str] = set()
+        self._store: object = None
         self.roster = Roster(self.name, self._find_store)
         order = QueueOrder.FIFO if bucket_by is None else QueueOrder.BUCKETS
         yard.define_queue(self.name, order=order, per_key=1, auto_recover=auto_recover, retry=NO_RETRIES)
@@ -441,7 +442,10 @@ class DevicePool:
         return names
 
     def _find_store(self) -> DeviceStore:
-        return device_store(self._yard.store)
+        store = self._yard.store
+        if store is not self._store:  # to check a store takes longer than to ask one in memory
+            self._store = device_store(store)
+        return self._store  # type: ignore[return-value]
 
 
 def _account(key: str | None) -> int | str | None:

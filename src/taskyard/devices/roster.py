@@ -16,6 +16,7 @@ class Roster:
     def __init__(self, pool: str, find_store: Callable[[], DeviceStore]) -> None:
         self._pool, self._find_store = pool, find_store
         self._stamp: tuple[int, int] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._reading = asyncio.Lock()
         self.version = 0
         """Grows whenever it was read anew."""
@@ -25,7 +26,9 @@ class Roster:
 
     async def look(self, *, anew: bool = False) -> None:
         """Raises what the store raises."""
-        store = self._find_store()
+        store, loop = self._find_store(), asyncio.get_running_loop()
+        if loop is not self._loop:  # a yard may be opened again on another one
+            self._loop, self._reading = loop, asyncio.Lock()
         async with self._reading:
             # The number is read first: a change that comes meanwhile is found by the next look.
             stamp = id(store), await store.device_stamp()

@@ -74,6 +74,8 @@ class PoolServer:
         self._unusable: dict[str, str] = {}
         """Why a device has no actor, by its name: its definition makes no sense here."""
         self._to_report: set[str] = set()
+        self._given_up: set[str] = set()
+        """Devices whose actors ask for a quarantine."""
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._store: Store | None = None
@@ -129,6 +131,7 @@ class PoolServer:
         self._closing.clear()
         self._running.clear()
         self._to_report.clear()
+        self._given_up.clear()
         self._unusable.clear()
 
     def look(self) -> None:
@@ -306,6 +309,8 @@ class PoolServer:
         if name not in self._closing:
             self._places.set_ready(name, actor.takes_tasks)
         self._to_report.add(name)
+        if actor.gave_up:
+            self._given_up.add(name)
         self._wake.set()
 
     # --- which no more ------------------------------------------------------------------------------------------------
@@ -370,14 +375,16 @@ class PoolServer:
 
     async def _write_quarantines(self) -> None:
         """Of the devices that nothing made answer again."""
-        for name, actor in list(self.actors.items()):
-            if actor.gave_up and name not in self._closing:
+        for name in list(self._given_up):
+            actor = self.actors.get(name)
+            if actor is not None and actor.gave_up and name not in self._closing:
+                command = QuarantineDevice(reason=actor.gave_up)
                 try:
-                    command = QuarantineDevice(reason=actor.gave_up)
                     status = await self._devices_store.command_device(name, command, by=self._by)
+                    actor.set_orders(status.orders)
                 except UnknownDevice:
-                    continue  # it was removed meanwhile: the next look finds that out
-                actor.set_orders(status.orders)
+                    pass  # it was removed meanwhile: the next look finds that out
+            self._given_up.discard(name)
 
     async def _log_length(self) -> None:
         if not self._is_length_noted or self._store is None:

@@ -89,7 +89,7 @@ class Runner:
         self._consumers, self._executors, self._queues = consumers, executors, queues
         self._fails_unknown, self._sinks = fails_unknown, sinks
         self._clock, self._hooks, self._jitter, self._settings = clock, hooks, jitter, settings
-        self._middleware = tuple(one for one in settings.middleware if one.around_run or one.around_code)
+        self._middleware = _around_runs(settings.middleware)
         self._budgets: dict[str, RetryBudget | None] = {}
         self._host: RunHost | None = None
         self._live = LiveRuns()
@@ -145,7 +145,8 @@ class Runner:
             if record.group_id is not None and record.group_id == record.uuid:
                 await self._complete(run)
             executor, request = self._prepare(run)
-            middleware = self._middleware + request.spec.middleware
+            own = request.spec.middleware
+            middleware = self._middleware + _around_runs(own) if own else self._middleware
             if middleware:
                 result = await execute(run, executor, request, middleware)
             else:
@@ -349,6 +350,11 @@ class Runner:
             run.end()
         await asyncio.sleep(0)
         return [run.uuid for run in left]
+
+
+def _around_runs(middleware: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
+    """Those that go around a run or its code."""
+    return tuple(one for one in middleware if one.around_run or one.around_code)
 
 
 class _Unfit(Exception):

@@ -233,7 +233,8 @@ class AdmissionControl:
         needs = self._labels_of(requires)
         consumer = self._consumers.get(name)
         if consumer is not None and consumer.places is not None:
-            return min(room, sum(satisfies(place.labels, needs) for place in self._slots.free_places(name)))
+            free = self._slots.free_places(name)
+            return min(room, sum(satisfies(place.labels, needs) for place in free) if needs else len(free))
         return 0 if needs else room
 
     def _labels_of(self, requires: Mapping[str, str]) -> dict[str, str]:
@@ -342,5 +343,5 @@ class _Free:
 
 def _choose(places: Sequence[Place], needs: Mapping[str, str]) -> Place | None:
     """Of the places that fit, one with the fewest labels: others may need what the rest have."""
-    fitting = [place for place in places if satisfies(place.labels, needs)]
+    fitting = [place for place in places if satisfies(place.labels, needs)] if needs else places
     return min(fitting, key=lambda place: len(place.labels), default=None)
