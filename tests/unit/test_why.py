@@ -358,7 +358,7 @@ def test_the_device_that_is_down_for_longest_is_named():
 
 
 def test_devices_that_people_have_set_aside():
-    """Devices that are drained, taken or quarantined are counted apart, and returning one of them would help."""
+    """Devices that are drained, taken or quarantined are counted apart, and giving one of them back would help."""
     stamp = AuditStamp("ann", EARLIER)
     why = explain_on(
         a_device(7, orders=DeviceOrders(taken=stamp)),
@@ -366,7 +366,7 @@ def test_devices_that_people_have_set_aside():
         a_device(9, orders=DeviceOrders(quarantined=stamp)),
     )
     assert why.text == "no idle device with role=eu: 1 draining, 1 taken, 1 quarantined"
-    assert why.remedy == "return 'emu-8' to the pool"
+    assert why.remedy == "give 'emu-8' back"
 
 
 def test_labels_that_no_device_has():

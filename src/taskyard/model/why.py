@@ -407,7 +407,7 @@ def _free_device(by_state: Mapping[DeviceState, Sequence[DeviceStatus]]) -> str:
         ways.append(f"get {by_state[DeviceState.DOWN][0].name!r} to answer")
     apart = [one for state in _STATES_SHOWN[2:] for one in by_state.get(state, ())]
     if apart:
-        ways.append(f"return {apart[0].name!r} to the pool")
+        ways.append(f"give {apart[0].name!r} back")
     return ", or ".join(ways)
 
 
