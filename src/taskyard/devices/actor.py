@@ -13,6 +13,7 @@ the order that `gave_up` asks for.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable
 from datetime import datetime
@@ -70,7 +71,8 @@ class WorkerActor:
             lost=self._lose_run,
         )
         self._thread = DeviceThread(spec.name)
-        self._is_running = self._is_closing = self._has_ended = False
+        self._is_running = self._is_closing = self._has_ended = self._is_stepping = False
+        self._context: contextvars.Context | None = None
         self._interrupt_mono: float | None = None
         self._told, self._logged = self._facts(), self.state
 
@@ -152,7 +154,11 @@ class WorkerActor:
         if not self.takes_tasks or self.load > INBOX_AT_MOST:
             return False
         self.inbox.put_nowait(item)
-        self._wake.set()
+        if self.current is None and self._context is not None and not self._is_stepping:
+            # At once, without a turn of the loop. In the context of the actor: its log lines are none of the run.
+            self._context.run(self._begin_now)
+        else:
+            self._wake.set()
         return True
 
     def set_orders(self, orders: DeviceOrders) -> None:
@@ -184,6 +190,7 @@ class WorkerActor:
         if self._is_running:
             raise RuntimeError(f"the actor of the device {self.name!r} runs already")
         self._is_running, self._has_ended = True, False
+        self._context = contextvars.copy_context()
         try:
             while not self._has_ended:
                 # Race: a wake-up that comes after this line is seen by the wait; what it is about, by the next step.
@@ -195,7 +202,7 @@ class WorkerActor:
             self._end()
 
     def _end(self) -> None:
-        self._is_running = False
+        self._is_running, self._context = False, None
         self._is_closing = True
         self._refuse_waiting()
         self._care.cancel()
@@ -207,12 +214,14 @@ class WorkerActor:
     # --- one step -----------------------------------------------------------------------------------------------------
 
     def _step_safely(self) -> float | None:
+        self._is_stepping = True
         try:
             until_mono = self._step()
         except Exception as exc:
             log.exception("device %s: its actor failed and goes on", self.name, extra={"device": self.name})
             self._care.fail(f"its actor failed: {type(exc).__name__}")
             until_mono = self._clock.monotonic() + AFTER_FAULT_S
+        self._is_stepping = False
         self._tell()
         return until_mono
 
@@ -236,6 +245,11 @@ class WorkerActor:
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
+    def _begin_now(self) -> None:
+        if self._begin_next() is not None:
+            self._wake.set()
+        self._tell()
+
     def _begin_next(self) -> float | None:
         while self.current is None and not self.inbox.empty():
             item = self.inbox.get_nowait()
@@ -245,12 +259,19 @@ class WorkerActor:
             text = "device %s: task %s from %s begins"
             log.info(text, self.name, item.task_id, item.task_type, extra=self._about(item))
             try:
-                item.begin(Device(self.spec, self.adapter), self._thread, self._wake.set)
+                item.begin(Device(self.spec, self.adapter), self._thread, self._on_over)
             except Exception as exc:
                 log.exception("device %s: a task could not begin", self.name, extra=self._about(item))
                 item.break_off(internal_fault(exc))
             return item.due_mono
         return None
+
+    def _on_over(self) -> None:
+        """The code of the current item has ended. Its caller is answered first, then the rest is looked after."""
+        item = self.current
+        if item is not None and not self._is_stepping:
+            self._end_run(item, self._clock.monotonic())
+        self._wake.set()
 
     def _refuse_waiting(self) -> None:
         while not self.inbox.empty():
