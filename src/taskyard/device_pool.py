@@ -35,6 +35,7 @@ from taskyard.errors import (
 )
 from taskyard.handle import ConsumerFunction
 from taskyard.model.device import RunFilter, read_account
+from taskyard.model.device_recovery import RecoverySettings
 from taskyard.model.given import check_count, check_name, check_timeout
 from taskyard.model.order import Priority
 from taskyard.model.queue import QueueOrder
@@ -115,6 +116,7 @@ class DevicePool:
         devices: Iterable[DeviceDefinition] = (),
         bucket_by: str | None = None,
         heartbeat_s: float = 10.0,
+        recovery: RecoverySettings | None = None,
         auto_recover: int = 1,
         quarantine_account_after: int | None = 5,
         adapters: Iterable[type[DeviceDefinition]] = (),
@@ -145,7 +147,7 @@ class DevicePool:
             roster=self.roster,
             accounts=AccountWatch(self.name, self.quarantine_account_after, yard._clock),
             clock=yard._clock,
-            settings=ActorSettings(heartbeat_s=self.heartbeat_s),
+            settings=ActorSettings(heartbeat_s=self.heartbeat_s, recovery=_check_recovery(recovery)),
         )
         yard._own_executors[self.executor] = self.server.make_executor
         self._forget_sink: Callable[[], None] | None = None
@@ -477,6 +479,12 @@ def _check_devices(given: Any) -> dict[str, DeviceDefinition]:
             taken[what, value] = device.name
         devices[device.name] = device
     return devices
+
+
+def _check_recovery(given: Any) -> RecoverySettings:
+    if given is not None and not isinstance(given, RecoverySettings):
+        raise InvalidInput("must be RecoverySettings", field="recovery", given=given)
+    return given or RecoverySettings()
 
 
 def _check_kinds(given: Any, devices: Iterable[DeviceDefinition]) -> tuple[type[DeviceDefinition], ...]:

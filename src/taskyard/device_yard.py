@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from taskyard.device_admin import Devices
     from taskyard.device_pool import DevicePool
     from taskyard.devices.definitions import DeviceDefinition
+    from taskyard.model.device_recovery import RecoverySettings
 
 
 class YardDevices(Opened):
@@ -32,6 +33,7 @@ class YardDevices(Opened):
         devices: Iterable[DeviceDefinition] = (),
         bucket_by: str | None = None,
         heartbeat_s: float = 10.0,
+        recovery: RecoverySettings | None = None,
         auto_recover: int = 1,
         quarantine_account_after: int | None = 5,
         adapters: Iterable[type[DeviceDefinition]] = (),
@@ -41,7 +43,8 @@ class YardDevices(Opened):
 
         `devices` are those of this program; people may add others. With `bucket_by="role"` the tasks that require
         different roles wait in lines of their own, which take turns. A device is asked every `heartbeat_s` seconds
-        whether it answers, and is down after two of these without an answer. A task whose device was lost goes to
+        whether it answers, and is down after two of these without an answer. `recovery` says what is done about an
+        outage, and when. A task whose device was lost goes to
         another one `auto_recover` times. After so many failed runs in a row (`quarantine_account_after`, None: never)
         tasks of that account and consumer are refused. `adapters` are classes for kinds of devices of your own."""
         from taskyard.device_pool import DevicePool
@@ -57,6 +60,7 @@ class YardDevices(Opened):
             devices=devices,
             bucket_by=bucket_by,
             heartbeat_s=heartbeat_s,
+            recovery=recovery,
             auto_recover=auto_recover,
             quarantine_account_after=quarantine_account_after,
             adapters=adapters,

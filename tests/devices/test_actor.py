@@ -219,6 +219,48 @@ async def test_a_bug_of_the_actor_marks_the_device_down(
         assert actor.is_idle()
 
 
+async def test_a_task_that_cannot_begin_is_answered(actor: WorkerActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has no thread left, or a step towards the code fails: the task is answered, and the next one runs."""
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with running(actor):
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            error = (await begin(actor, lambda _: 1, is_async=False).result()).error
+        assert error is not None
+        assert (error.kind, error.message) == (
+            ErrorKind.REJECTED,
+            "no thread could be started: can't start new thread",
+        )
+        submitted = begin(actor, Code())
+        submitted.run.mark_started = lambda worker_pid=None: refuse(worker_pid)  # type: ignore[method-assign]
+        error = (await submitted.result()).error
+        assert error is not None
+        assert (error.kind, error.details) == (ErrorKind.SYSTEM, {"internal_fault": True})
+        assert actor.is_idle()
+        assert (await begin(actor, lambda _: 1, is_async=False).result()).data == 1
+
+
+async def test_lines_of_the_actor_are_none_of_the_run(
+    actor: WorkerActor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an actor logs when a task begins and ends is logged outside of the run, whose lines it would become."""
+    caplog.set_level(logging.INFO, "taskyard.devices")
+    seen: list[object] = []
+    monkeypatch.setattr("taskyard.devices.actor.log.info", lambda *args, **kwargs: seen.append(CURRENT.get(None)))
+    async with running(actor):
+        seen.clear()
+        code = Code()
+        code.gate.set()
+        await begin(actor, code).result()
+        await begin(actor, lambda _: 1, is_async=False).result()
+        await settled()
+    assert len(seen) >= 8
+    assert set(seen) == {None}
+
+
 async def test_the_pool_may_fail_to_take_note(adapter: ScriptedAdapter, clock: ManualClock) -> None:
     """An error of `changed` does not end the actor."""
 

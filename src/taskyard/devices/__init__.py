@@ -11,6 +11,7 @@ from taskyard.devices.definitions import DeviceDefinition, GameAccount
 from taskyard.devices.device import Device, current_device
 from taskyard.devices.steps import DeviceStep, Screenshot, Shell, Tap, WaitFor, WaitGone
 from taskyard.devices.templates import Match, Template, cut_image, load_templates
+from taskyard.model.device_recovery import RecoverySettings
 from taskyard.ports.device import DeviceAdapter, EmulatorAdapter
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ __all__ = [
     "EmulatorAdapter",
     "GameAccount",
     "Match",
+    "RecoverySettings",
     "Screenshot",
     "Shell",
     "SimulatedDevice",

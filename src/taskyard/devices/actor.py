@@ -218,12 +218,16 @@ class WorkerActor:
         try:
             until_mono = self._step()
         except Exception as exc:
-            log.exception("device %s: its actor failed and goes on", self.name, extra={"device": self.name})
-            self._care.fail(f"its actor failed: {type(exc).__name__}")
+            self._note_fault(exc)
             until_mono = self._clock.monotonic() + AFTER_FAULT_S
         self._is_stepping = False
         self._tell()
         return until_mono
+
+    def _note_fault(self, exc: Exception) -> None:
+        text = "device %s: its actor failed and goes on"
+        log.error(text, self.name, extra={"device": self.name}, exc_info=exc)
+        self._care.fail(f"its actor failed: {type(exc).__name__}")
 
     def _step(self) -> float | None:
         """Everything that is due; when to look again."""
@@ -269,9 +273,13 @@ class WorkerActor:
     def _on_over(self) -> None:
         """The code of the current item has ended. Its caller is answered first, then the rest is looked after."""
         item = self.current
-        if item is not None and not self._is_stepping:
-            self._end_run(item, self._clock.monotonic())
-        self._wake.set()
+        try:
+            if item is not None and not self._is_stepping:
+                self._end_run(item, self._clock.monotonic())
+        except Exception as exc:
+            self._note_fault(exc)
+        finally:
+            self._wake.set()
 
     def _refuse_waiting(self) -> None:
         while not self.inbox.empty():
@@ -312,10 +320,12 @@ class WorkerActor:
         self.current = None
         text = "device %s: task %s from %s has ended after %.3f s"
         log.info(text, self.name, item.task_id, item.task_type, now - item.began_mono, extra=self._about(item))
-        self._care.note_run(now, lost=item.lost_reason if item.cause is None else "", is_suspect=item.is_suspect)
-        # The place is not ready any more when the answer comes: the task must not come back to this device at once.
-        self._tell()
-        item.finish()
+        try:
+            self._care.note_run(now, lost=item.lost_reason if item.cause is None else "", is_suspect=item.is_suspect)
+            # The place is not ready any more when the answer comes: the task must not come back to this device at once.
+            self._tell()
+        finally:
+            item.finish()
 
     def _about(self, item: WorkItem) -> dict[str, object]:
         run = item.request.run
