@@ -108,7 +108,7 @@ class DevicePool:
 
     A task is enqueued for an account: of each account one task runs at a time, and one task of each consumer waits."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a pool, each with a name and a default
         self,
         yard: Yard,
         name: str,
