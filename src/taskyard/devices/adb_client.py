@@ -31,6 +31,8 @@ START_S = 20.0
 READY_S = 3.0
 """Seconds: how long a device that adb has just connected may take to be ready."""
 
+DROP_POLL_S = 0.02
+
 CHUNK = 64 << 10
 """Bytes: the largest piece of a file that adb takes."""
 
@@ -84,17 +86,26 @@ class AdbCall(AdbClient):  # type: ignore[misc] # adbutils is not typed
         ensure_server(self.host, self.port)
         state = self.find_state()
         if is_address(self.serial):
-            if state is not None and (anew or state != "device"):
-                self.disconnect(self.serial)
-                state = None
-            if state is None:
-                answer = self.connect(self.serial)
-                if self.find_state() is None:
-                    raise DeviceLost(f"adb cannot reach it: {answer.strip()}; is it on, and is debugging allowed?")
+            if anew or state != "device":
+                self._connect_address(has_old=state is not None)
         elif state == "offline":
             self._ask(f"host-serial:{self.serial}:reconnect")
         self._wait_until_ready()
         return frozenset(self._ask(f"host-serial:{self.serial}:features").split(","))
+
+    def _connect_address(self, *, has_old: bool) -> None:
+        """Tell the server to connect, after it has dropped its old connection."""
+        if has_old:
+            self.disconnect(self.serial)
+        until = time.monotonic() + READY_S
+        while True:
+            answer = self.connect(self.serial).strip()
+            # Race: the server drops the old connection a moment after it has said so, and takes it for the new one.
+            if not (has_old and answer.startswith("already connected")) or time.monotonic() > until:
+                break
+            time.sleep(DROP_POLL_S)
+        if self.find_state() is None:
+            raise DeviceLost(f"adb cannot reach it: {answer}; is it on, and is debugging allowed?")
 
     def find_state(self) -> str | None:
         """What the server says of the device: "device" if it is ready; None if it knows of none."""
