@@ -9,6 +9,7 @@ import pytest
 from taskyard import InvalidInput, TaskState, Yard
 from taskyard.errors import BatchTooLarge, InvalidArguments, ItemsFailed
 from taskyard.model.each import MOST_ITEMS, ScheduleItem
+from tests.scenario.transactions import by_asyncpg
 
 PATIENCE_S = 20
 ACCOUNTS = [{"account": n} for n in range(5)]
@@ -208,3 +209,52 @@ async def test_an_empty_list_fires_and_makes_nothing(url):
         made = await yard.schedules.run_each("daily")
         assert made == ([], 0)
         assert await rows(yard, "daily") == [(0, 0)]
+
+
+@pytest.mark.spec("SCH-21")
+async def test_as_many_items_as_there_may_be(url):
+    """All of them are stored in one transaction, and all are skipped the second time, long before a store gives up."""
+    async with build(url).client() as client:
+        await client.schedules.add("daily", "0 4 * * *", "visit", each=[{"account": n} for n in range(MOST_ITEMS)])
+        made = await client.schedules.run_each("daily")
+        assert (len(made.tasks), made.skipped) == (MOST_ITEMS, 0)
+        again = await client.schedules.run_each("daily")
+        assert (len(again.tasks), again.skipped) == (0, MOST_ITEMS)
+
+
+@pytest.mark.spec("SCH-14", "SCH-21")
+async def test_an_item_that_is_submitted_in_an_open_transaction_is_waited_for(postgres_url):
+    """Whether its work will be there is not known before that has ended: then it is, and is skipped."""
+    async with build(postgres_url) as yard:
+        await yard.schedules.add("daily", "0 4 * * *", "visit", each=ACCOUNTS)
+        async with by_asyncpg(postgres_url) as theirs:
+            await yard.submit("visit", ACCOUNTS[3], dedupe="merge", delay_s=3600, connection=theirs.connection)
+            running = asyncio.create_task(yard.schedules.run_each("daily"))
+            await yard.submit("visit", {"account": 77})
+            assert await rows(yard, "daily") == []
+            assert not running.done()
+        made = await running
+        assert (len(made.tasks), made.skipped) == (4, 1)
+
+
+@pytest.mark.spec("SCH-14", "SCH-21")
+async def test_a_fire_that_waits_for_an_open_transaction_holds_nothing_up(postgres_url):
+    """Other schedules fire meanwhile; when the transaction has ended, the fire comes, late, and has not failed."""
+    async with build(postgres_url) as yard:
+        async with by_asyncpg(postgres_url) as theirs:
+            await yard.submit("visit", ACCOUNTS[3], dedupe="merge", delay_s=3600, connection=theirs.connection)
+            await yard.schedules.add("blocked", 1, "visit", each=ACCOUNTS)
+            await yard.schedules.add("other", 1, "visit", {"account": 50})
+            async with asyncio.timeout(PATIENCE_S):
+                with yard._engine.changes() as changes:
+                    while len(await rows(yard, "other")) < 3:
+                        changes.clear()
+                        await changes.wait()
+            assert await rows(yard, "blocked") == []
+        async with asyncio.timeout(PATIENCE_S):
+            with yard._engine.changes() as changes:
+                while not (fires := await rows(yard, "blocked")):
+                    changes.clear()
+                    await changes.wait()
+        assert fires[0] == (4, 1)
+        assert (await yard.schedules.get("blocked")).state.failed == 0

@@ -50,7 +50,7 @@ class ScheduleBook:
 
     def find(self, name: str) -> ScheduleStatus | None:
         found = self._known.get(name)
-        return None if found is None else msgspec.structs.replace(found, is_busy=bool(self._pending(name)))
+        return None if found is None else msgspec.structs.replace(found, is_busy=self._is_busy(name))
 
     def names(self) -> list[str]:
         return sorted(self._known)
@@ -63,6 +63,9 @@ class ScheduleBook:
         pending = self._pending(name)
         self._open[name] = pending
         return list(pending)
+
+    def _is_busy(self, name: str) -> bool:
+        return any(map(self._is_pending, self._open.get(name, ())))
 
     def _pending(self, name: str) -> dict[str, datetime]:
         return {uuid: at for uuid, at in self._open.get(name, {}).items() if self._is_pending(uuid)}

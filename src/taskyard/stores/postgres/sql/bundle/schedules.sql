@@ -59,6 +59,7 @@ BEGIN
     FROM (
         SELECT (x.fire ->> 'fire_at')::timestamptz AS fire_at, x.fire -> 'tasks' AS tasks, x.ord
         FROM json_array_elements(p_fires) WITH ORDINALITY AS x(fire, ord)
+        OFFSET 0  -- otherwise the text of a fire time is read again for each of its tasks
     ) AS f CROSS JOIN LATERAL json_array_elements_text(f.tasks) WITH ORDINALITY AS u(uuid, ord);
     IF p_adds IS NOT NULL THEN
         IF cardinality(v_new) < json_array_length(p_fires) THEN
