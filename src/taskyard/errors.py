@@ -458,9 +458,9 @@ class CleanupFailed(DeviceError):
 class UnknownDevice(InvalidInput):
     """No such device is in this store: see which there are, and correct the name."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, hint: str = "`taskyard device ls` lists them") -> None:
         self.device = device
-        super().__init__(f"no device {quote(device)} is in this store", hint="`taskyard device ls` lists them")
+        super().__init__(f"no device {quote(device)} is in this store", hint=hint)
 
 
 class AccountQuarantined(InvalidInput):
@@ -479,7 +479,8 @@ class DeviceExists(InvalidInput):
 
     def __init__(self, device: str, what: str, value: object) -> None:
         self.device, self.what, self.value = device, what, value
-        super().__init__(f"the device {quote(device)} already has the {what} {quote(value)}")
+        taken = "already exists" if what == "name" else f"already has the {what} {quote(value)}"
+        super().__init__(f"the device {quote(device)} {taken}")
 
 
 class DeviceBusy(TaskyardError):

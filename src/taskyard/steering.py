@@ -170,18 +170,20 @@ class YardSteering(Opened, TaskSteering):
         command: str | None = None,
         task: AnyTask | None = None,
         queue: str | None = None,
+        device: str | None = None,
         since: datetime | None = None,
         before_id: int | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
         """What people asked for, newest first: one entry per call that named an actor with `by`, however many tasks it
         changed. All of it, or that of one actor (`ana`, or `cli:ana` for the command line alone), of one command, about
-        one task or queue, or since a time. Go on with `before_id`, the `id` of the last entry seen."""
+        one task, queue or device, or since a time. Go on with `before_id`, the `id` of the last entry seen."""
         where = AuditFilter.of(
             by=None if by is None else check_name("by", by),
             command=None if command is None else check_name("command", command),
             task=None if task is None else check_uuid(task),
             queue=None if queue is None else check_name("queue", queue),
+            device=None if device is None else check_name("device", device),
             since=None if since is None else check_time("since", since),
         )
         return await self.store.list_audit(where, before_id=before_id, limit=check_count("limit", limit, least=1))

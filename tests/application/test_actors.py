@@ -11,6 +11,14 @@ import pytest
 
 from taskyard import Yard
 from taskyard.application.command_requests import Cancel, Hold, Pause
+from taskyard.application.device_documents import (
+    DeviceChange,
+    DeviceRequest,
+    DrainDevice,
+    QuarantineDevice,
+    ReturnDevice,
+    TakeDevice,
+)
 from taskyard.application.interface import Application
 from taskyard.application.local import LocalApplication
 from taskyard.application.opening import open_application
@@ -28,6 +36,7 @@ QUERIES = {
     "queues": {"list", "order"},
     "schedules": {"list", "get"},
     "nodes": {"list"},
+    "devices": {"list", "get", "history", "overview", "watch", "accounts"},
     "events": {"read", "subscribe"},
     "overview": {"get", "watch"},
     "consumers": {"list"},
@@ -149,6 +158,37 @@ async def backfill(application: LocalApplication) -> None:
     await application.schedules.backfill("nightly", start=start, end=end, again=True)
 
 
+async def add_device(application: LocalApplication) -> None:
+    await application.devices.add(DeviceRequest(name="emu-1", pool="phones", adapter="simulated"))
+
+
+async def edit_device(application: LocalApplication) -> None:
+    await add_device(application)
+    await application.devices.edit("emu-1", DeviceChange(settings={"seed": 3}))
+
+
+async def label_device(application: LocalApplication) -> None:
+    await add_device(application)
+    await application.devices.label(["emu-1"], {"role": "eu"})
+
+
+async def order_device(application: LocalApplication) -> None:
+    await add_device(application)
+    for command in (DrainDevice(), TakeDevice(for_s=60.0), QuarantineDevice(), ReturnDevice(), ReturnDevice()):
+        await application.devices.apply(["emu-1", "emu-2"], command)
+
+
+async def remove_device(application: LocalApplication) -> None:
+    await add_device(application)
+    await application.devices.remove(["emu-1"])
+
+
+async def release_account(application: LocalApplication) -> None:
+    yard = application.devices._context.yard
+    await yard.devices.quarantine_account("phones", 7, "daily", by=ANA)
+    await application.devices.release(7)
+
+
 CALLS: dict[str, tuple[Callable[[LocalApplication], Awaitable[None]], list[str]]] = {
     "tasks.apply": (apply, ["hold"]),
     "tasks.apply_matching": (apply_matching, ["cancel"]),
@@ -159,6 +199,12 @@ CALLS: dict[str, tuple[Callable[[LocalApplication], Awaitable[None]], list[str]]
     "tasks.retry_group": (retry_group, ["retry"]),
     "queues.apply": (pause_queue, ["pause"]),
     "nodes.drain": (drain, ["drain"]),
+    "devices.add": (add_device, ["add_device"]),
+    "devices.edit": (edit_device, ["add_device", "edit"]),
+    "devices.label": (label_device, ["add_device", "edit"]),
+    "devices.apply": (order_device, ["add_device", "drain", "take", "quarantine", "return"]),
+    "devices.remove": (remove_device, ["add_device", "remove_device"]),
+    "devices.release": (release_account, ["quarantine_account", "release_account"]),
     "schedules.put": (put_schedule, ["put_schedule"]),
     "schedules.pause": (pause, ["put_schedule", "pause_schedule"]),
     "schedules.resume": (resume, ["put_schedule", "pause_schedule", "resume_schedule"]),

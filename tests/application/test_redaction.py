@@ -52,12 +52,12 @@ def test_every_public_field_of_a_task_is_in_its_document() -> None:
 
 
 def test_every_field_of_an_attempt_is_in_its_document() -> None:
-    """With the name of its node, and how long it took."""
-    attempt = Attempt(1, 7, "here", TaskState.COMPLETED, NOON, NOON)
-    document = attempt_document(attempt, Redactor(a_record()), {"here": "host-1"})
+    """With the name of its node, the number of its device, and how long it took."""
+    attempt = Attempt(1, 7, "here", TaskState.COMPLETED, NOON, NOON, device="emu-1")
+    document = attempt_document(attempt, Redactor(a_record()), {"here": "host-1"}, {"emu-1": 1})
     assert set(ATTEMPT.columns) <= set(document.__struct_fields__)
     assert msgspec.structs.asdict(document) == {
-        **msgspec.structs.asdict(attempt), "duration_s": 0.0, "node_name": "host-1",
+        **msgspec.structs.asdict(attempt), "duration_s": 0.0, "node_name": "host-1", "device_number": 1,
     }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_no_text_says_a_secret_of_the_arguments(reveal: bool) -> None:
         progress=Progress(0.5, f"sent {SECRET}", facts={"last": SECRET}),
     )
     attempt = Attempt(1, 7, "here", TaskState.FAILED, NOON, NOON, error=ERROR)
-    documents = task_document(record, reveal=reveal), attempt_document(attempt, Redactor(record, reveal=reveal), {})
+    documents = task_document(record, reveal=reveal), attempt_document(attempt, Redactor(record, reveal=reveal), {}, {})
     texts = [msgspec.json.encode(document).decode() for document in documents]
     assert [SECRET in text for text in texts] == [reveal, reveal]
 

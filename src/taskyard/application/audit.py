@@ -25,6 +25,7 @@ class LocalAudit:
         command: str | None = None,
         task: str | None = None,
         queue: str | None = None,
+        device: str | None = None,
         since: datetime | None = None,
         before: int | None = None,
         limit: int = 100,
@@ -35,7 +36,14 @@ class LocalAudit:
             with suppress(UnknownTask):  # the record outlives the task: then the whole id is needed
                 task = await resolve_task(yard, task)
         found = await yard.audit(
-            by=by, command=command, task=task, queue=queue, since=since, before_id=before, limit=limit + 1
+            by=by,
+            command=command,
+            task=task,
+            queue=queue,
+            device=device,
+            since=since,
+            before_id=before,
+            limit=limit + 1,
         )
         page = found[:limit]
         return AuditPage(

@@ -10,11 +10,10 @@ from taskyard.model.audit import TargetKind
 
 
 class AuditDocument(Document, frozen=True, kw_only=True):
-    """One call of a person. `via` says how it was asked: `cli`, `http` or `python`. `target` is the id of a task, or
-    the name of a queue, schedule or node; for a filter, which is in `details` as `where`, it is the queue that the
-    filter names, or empty. `matched` tasks
-    were looked at, `changed` of them were changed. `finished` is false while a command for many tasks runs, and stays
-    so if it was interrupted."""
+    """One call of a person. `via` says how it was asked: `cli`, `http` or `python`. `target` is the id of a task, the
+    name of a queue, schedule, node or device, or an account; for a filter, which is in `details` as `where`, it is the
+    queue that the filter names, or empty. `matched` tasks were looked at, `changed` of them were changed. `finished` is
+    false while a command for many tasks runs, and stays so if it was interrupted."""
 
     number: int
     at: datetime

@@ -9,7 +9,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from taskyard.application.documents import ErrorDocument
-from taskyard.errors import InvalidArguments, InvalidInput, StoreError, TaskyardError, UnknownConsumer, quote
+from taskyard.errors import (
+    InvalidArguments,
+    InvalidInput,
+    StoreError,
+    TaskyardError,
+    UnknownConsumer,
+    UnknownDevice,
+    quote,
+)
 
 MAX_NAMES = 20
 """Names that a message lists: as many as a person reads."""
@@ -150,6 +158,29 @@ class NoSuchConsumer(UnknownConsumer):
         super().__init__(name, known)
         problem = f"there is no consumer {quote(name)}, and no stored task has it"
         InvalidInput.__init__(self, problem, hint=_suggest(name, "consumers", known))
+
+
+def unknown_device(device: str, known: Sequence[str]) -> UnknownDevice:
+    """The error with the names that are close."""
+    return UnknownDevice(device, hint=_suggest(device, "devices", known))
+
+
+class UnknownPool(InvalidInput):
+    """No device of this store is in such a pool, and no queue has this name: correct it."""
+
+    def __init__(self, pool: str, known: Sequence[str]) -> None:
+        self.pool, self.known = pool, list(known)
+        super().__init__(f"there is no device pool {quote(pool)}", hint=_suggest(pool, "pools", known))
+
+
+class NotQuarantined(InvalidInput):
+    """Tasks of this account are not refused: see which accounts are quarantined."""
+
+    def __init__(self, account: int | str, consumer: str | None, known: Sequence[int | str]) -> None:
+        self.account, self.consumer = account, consumer
+        of = "" if consumer is None else f" for {quote(consumer)}"
+        names = ", ".join(str(one) for one in dict.fromkeys(known[:MAX_NAMES]))
+        super().__init__(f"account {account!r} is not quarantined{of}", hint=f"quarantined accounts: {names or 'none'}")
 
 
 def _suggest(name: str, what: str, known: Sequence[str]) -> str:

@@ -16,7 +16,8 @@ class EventDocument(Document, frozen=True, kw_only=True):
     `consumer`; `before` and `after` are states of the task, `actor` asked for it, `code` says why.
 
     An event of a device has its name as `device` and its pool as `queue`. An event of an account of a pool has the
-    account as `code`. `is_alert` marks the events that a person should look at.
+    account as `code`. `is_alert` marks the events that a person should look at. `device` is also that of the attempt
+    which began or finished with this event.
 
     `node` is the incarnation that ran the attempt which began or finished with this event; `duration_s` and `error`
     belong to an attempt that finished. `due_at` is set where the task waits for its time from then on, `priority` where

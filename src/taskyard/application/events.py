@@ -145,7 +145,7 @@ def event_document(event: Event, record: TaskRecord | None, attempt: Attempt | N
         after=event.after,
         actor=event.actor or None,
         code=event.code or None,
-        device=event.device or None,
+        device=event.device or found.pop("device", None),
         is_alert=event.is_alert,
         **found,
     )
@@ -156,8 +156,10 @@ def _from_record(event: Event, record: TaskRecord, attempt: Attempt | None) -> d
     found: dict[str, Any] = {"attempt": record.attempt if attempt is None else attempt.attempt}
     if attempt is not None:
         found["node"] = attempt.node
+        found["device"] = attempt.device
     elif kind is _K.STARTED:
         found["node"] = record.node
+        found["device"] = record.device
     if attempt is not None and kind in ATTEMPT_ENDS:
         found["duration_s"] = seconds_between(attempt.started_at, attempt.finished_at)
     if kind is _K.PROGRESS:

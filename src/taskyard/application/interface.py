@@ -21,6 +21,19 @@ from typing import Any, Protocol
 from taskyard.application.audit_documents import AuditPage
 from taskyard.application.command_requests import QueueCommand, TaskCommand
 from taskyard.application.consumer_documents import ConsumerDocument
+from taskyard.application.device_documents import (
+    DeviceChange,
+    DeviceCommand,
+    DeviceDetail,
+    DeviceDocument,
+    DeviceHistory,
+    DeviceOverview,
+    DeviceReceipt,
+    DeviceRequest,
+    QuarantinedAccountDocument,
+    ReleaseReceipt,
+    RunQuery,
+)
 from taskyard.application.event_documents import EventDocument, EventPageDocument
 from taskyard.application.node_documents import DrainReceipt, NodeDocument
 from taskyard.application.overview_documents import OverviewDocument
@@ -239,6 +252,72 @@ class NodeCalls(Protocol):
         ...
 
 
+class DeviceCalls(Protocol):
+    """Devices, their pools and the accounts of their tasks. A pool is the queue of the same name. Calls with the name
+    of a pool raise `UnknownPool`, calls about one device `UnknownDevice`."""
+
+    # queries
+
+    async def list(self, pool: str | None = None) -> tuple[DeviceDocument, ...]:
+        """Every device, or those of one pool, by pool, number and name."""
+        ...
+
+    async def get(self, name: str, *, limit: int = 10, reveal: bool = False) -> DeviceDetail:
+        """Everything about one device, with its last runs."""
+        ...
+
+    async def history(self, where: RunQuery, *, before: str | None = None, limit: int = 20) -> DeviceHistory:
+        """Runs on devices, newest first, and how they ended by device and by account; these sums are on the first page
+        only. The next page begins before `next` of the last one."""
+        ...
+
+    async def overview(self, pool: str | None = None) -> DeviceOverview:
+        """What the devices are doing, how their pools go, and what happened last."""
+        ...
+
+    def watch(self, pool: str | None = None, *, min_interval_s: float = 0.2) -> AsyncIterator[DeviceOverview]:
+        """The overview now, and again after each change and each second, at most once in `min_interval_s`. While the
+        store is away, the last one is repeated with `away_since`."""
+        ...
+
+    # commands
+
+    async def add(self, request: DeviceRequest) -> DeviceDocument:
+        """Add a device. Raises `DeviceExists` if its name, number or address is taken, `InvalidInput` if its adapter
+        does not know its settings."""
+        ...
+
+    async def edit(self, name: str, change: DeviceChange) -> DeviceReceipt:
+        """Change how a device is reached. Raises `DeviceExists`, `InvalidInput`."""
+        ...
+
+    async def label(self, names: Sequence[str], labels: Mapping[str, str]) -> tuple[DeviceReceipt, ...]:
+        """Set labels of each of these devices; an empty text removes a label, and those that are not named stay."""
+        ...
+
+    async def apply(self, names: Sequence[str], command: DeviceCommand) -> tuple[DeviceReceipt, ...]:
+        """Drain, take, quarantine or return each of these devices. A refusal is in the receipt and does not stop the
+        others."""
+        ...
+
+    async def remove(self, names: Sequence[str], *, force: bool = False) -> tuple[DeviceReceipt, ...]:
+        """Forget devices; their runs stay in the history. While a task runs on a device it is refused, unless `force`
+        is given: then that run is interrupted."""
+        ...
+
+    # accounts
+
+    async def accounts(self, pool: str | None = None) -> tuple[QuarantinedAccountDocument, ...]:
+        """The accounts and consumers of which no more tasks are taken, because the last ones have all failed."""
+        ...
+
+    async def release(
+        self, account: int | str, *, consumer: str | None = None, pool: str | None = None
+    ) -> ReleaseReceipt:
+        """Take tasks of an account again. Raises `NotQuarantined`."""
+        ...
+
+
 class EventCalls(Protocol):
     """What happened on the store, in order. The store keeps the last 10,000 events or more."""
 
@@ -292,13 +371,14 @@ class AuditCalls(Protocol):
         command: str | None = None,
         task: str | None = None,
         queue: str | None = None,
+        device: str | None = None,
         since: datetime | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> AuditPage:
         """A page, newest first: of one actor (`ana`, or `cli:ana` for one way), of one command, about one task (a ref,
-        or the whole id of a forgotten one) or one queue, or since a time. The next page begins before the number
-        `before`."""
+        or the whole id of a forgotten one), one queue or one device, or since a time. The next page begins before the
+        number `before`."""
         ...
 
 
@@ -321,6 +401,9 @@ class Application(Protocol):
 
     @property
     def nodes(self) -> NodeCalls: ...
+
+    @property
+    def devices(self) -> DeviceCalls: ...
 
     @property
     def events(self) -> EventCalls: ...

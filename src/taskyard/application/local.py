@@ -5,6 +5,7 @@ from __future__ import annotations
 from taskyard.application.audit import LocalAudit
 from taskyard.application.calls import YardContext
 from taskyard.application.consumers import LocalConsumers
+from taskyard.application.devices import LocalDevices
 from taskyard.application.events import LocalEvents
 from taskyard.application.nodes import LocalNodes
 from taskyard.application.overview import LocalOverview
@@ -24,6 +25,7 @@ class LocalApplication:
         self.queues = LocalQueues(context)
         self.schedules = LocalSchedules(context)
         self.nodes = LocalNodes(context)
+        self.devices = LocalDevices(context)
         self.events = LocalEvents(context)
         self.overview = LocalOverview(context)
         self.consumers = LocalConsumers(context)

@@ -100,7 +100,8 @@ class WaitingTask(TaskDocument, frozen=True, kw_only=True):
 
 
 class AttemptDocument(Document, frozen=True, kw_only=True):
-    """One execution of a task. `node` is the incarnation that ran it, `node_name` its name while it is known."""
+    """One execution of a task. `node` is the incarnation that ran it, `node_name` its name while it is known. `device`
+    is the place where it ran, `device_number` its number if it is a device of the store."""
 
     attempt: int
     token: int
@@ -113,6 +114,7 @@ class AttemptDocument(Document, frozen=True, kw_only=True):
     device: str | None
     duration_s: float | None
     node_name: str = ""
+    device_number: int | None = None
 
 
 class LineDocument(Document, frozen=True, kw_only=True):
@@ -291,8 +293,10 @@ def why_document(why: Why | None, redactor: Redactor) -> WhyDocument | None:
     )
 
 
-def attempt_document(attempt: Attempt, redactor: Redactor, names: Mapping[str, str]) -> AttemptDocument:
-    """`names` are those of the nodes, by incarnation."""
+def attempt_document(
+    attempt: Attempt, redactor: Redactor, names: Mapping[str, str], numbers: Mapping[str, int]
+) -> AttemptDocument:
+    """`names` are those of the nodes, by incarnation, `numbers` those of the devices, by name."""
     return AttemptDocument(
         attempt=attempt.attempt,
         token=attempt.token,
@@ -305,6 +309,7 @@ def attempt_document(attempt: Attempt, redactor: Redactor, names: Mapping[str, s
         device=attempt.device,
         duration_s=seconds_between(attempt.started_at, attempt.finished_at),
         node_name=names.get(attempt.node, ""),
+        device_number=numbers.get(attempt.device or ""),
     )
 
 

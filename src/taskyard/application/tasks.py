@@ -33,7 +33,9 @@ from taskyard.application.task_documents import (
 from taskyard.errors import TaskEnded
 from taskyard.model.failures import FailureGroup
 from taskyard.model.redaction import Redactor
+from taskyard.model.task import Attempt
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
+from taskyard.ports.device import DeviceStore
 
 SHOWN_LINES = 10
 """Log lines that come with a task: a longer log is asked for by itself."""
@@ -76,17 +78,25 @@ class LocalTasks(LocalTaskCommands):
         lines = await yard.log_lines(record.uuid, limit=SHOWN_LINES)
         artifacts = await yard.artifacts(record.uuid)
         names = {status.node.incarnation: status.node.name for status in await yard.store.nodes()}
+        numbers = await self._find_numbers(attempts)
         (why,) = await yard.why_many([record])
         redactor = Redactor(record, reveal=reveal)
         return TaskDetail(
             **task_fields(record, redactor),
             why=why_document(why, redactor),
             waits_for_key=record.is_parked,
-            attempts=tuple(attempt_document(one, redactor, names) for one in attempts),
+            attempts=tuple(attempt_document(one, redactor, names, numbers) for one in attempts),
             lines=line_documents(lines, attempts, redactor),
             artifacts=artifact_documents(artifacts, attempts),
             node_name="" if record.node is None else names.get(record.node, ""),
         )
+
+    async def _find_numbers(self, attempts: Sequence[Attempt]) -> dict[str, int]:
+        """The numbers of the devices by name, if one of these attempts ran on a device."""
+        store = self._yard.store
+        if not isinstance(store, DeviceStore) or not any(attempt.device for attempt in attempts):
+            return {}
+        return {status.name: status.spec.number for status in await store.list_devices()}
 
     async def get_many(self, ids: Sequence[str]) -> tuple[TaskDocument, ...]:
         found = [await self._yard.store.find(uuid) for uuid in ids]

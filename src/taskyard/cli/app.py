@@ -17,6 +17,7 @@ import typer
 from taskyard.application.errors import describe_error
 from taskyard.cli.audit_commands import audit_command, consumers
 from taskyard.cli.console import complain, json_text
+from taskyard.cli.device_commands import devices
 from taskyard.cli.errors import (
     DONE,
     REFUSED,
@@ -376,6 +377,7 @@ def node_drain_command(
     return _await(drain_node(Target(store, yard), node, on=not undo, as_json=as_json))
 
 
+app.add_typer(devices, name="device")
 app.add_typer(consumers, name="consumer")
 app.command("audit")(audit_command)
 app.add_typer(schedules, name="schedule")

@@ -29,6 +29,7 @@ class AuditRequest:
     command: str | None
     task: str | None
     queue: str | None
+    device: str | None
     limit: int
     before: int | None
 
@@ -43,10 +44,12 @@ async def show_audit(target: Target, asked: AuditRequest, *, as_json: bool) -> i
     if page.entries:
         show(console, _table(page.entries))
         _tell_next(page)
-    elif any(value is not None for value in (asked.by, asked.command, asked.task, asked.queue, asked.before)):
+    elif any(
+        value is not None for value in (asked.by, asked.command, asked.task, asked.queue, asked.device, asked.before)
+    ):
         show(console, Text("nothing matches", "dim"))
     else:
-        show(console, Text("nothing is recorded; commands on tasks, queues, schedules and nodes are", "dim"))
+        show(console, Text("nothing is recorded; commands on tasks, queues, schedules, nodes and devices are", "dim"))
     return 0
 
 

@@ -32,6 +32,7 @@ def audit_command(
     command: Annotated[str | None, typer.Option("--command", metavar="WORD", help="Only this command.")] = None,
     task: Annotated[str | None, typer.Option("--task", metavar="ID", help="Only about this task.")] = None,
     queue: Annotated[str | None, typer.Option("--queue", help="Only about this queue.")] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="Only about this device.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 20,
     before: Annotated[int | None, typer.Option("--before", metavar="NUMBER", help="Only older entries.")] = None,
     store: StoreOption = None,
@@ -41,5 +42,5 @@ def audit_command(
     """List what people asked for: who, when, what, why, and how many tasks were changed."""
     from taskyard.cli.audit import AuditRequest, show_audit
 
-    request = AuditRequest(by=by, command=command, task=task, queue=queue, limit=limit, before=before)
+    request = AuditRequest(by=by, command=command, task=task, queue=queue, device=device, limit=limit, before=before)
     return asyncio.run(show_audit(Target(store, yard), request, as_json=as_json))

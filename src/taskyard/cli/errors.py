@@ -51,6 +51,8 @@ OPTION_OF = {
     "start": "--from",
     "end_at": "--to",
     "end": "--to",
+    "address": "--serial",
+    "settings": "--setting",
     "labels": "--label",
     "requires": "--require",
     "states": "--state",

@@ -82,6 +82,8 @@ def _table(page: TaskPage, width: int, now: datetime) -> Table:
         columns["TITLE"] = lambda task: Text(cut(clean(task.title), 40 if roomy else 20))
     if roomy and any(task.labels for task in tasks):
         columns["LABELS"] = lambda task: Text(cut(clean(label_text(task.labels)), 40), "dim")
+    if roomy and any(task.device for task in tasks):
+        columns["PLACE"] = lambda task: Text(cut(clean(task.device or ""), 16), "dim")
     columns["AGE"] = lambda task: Text(age(seconds_between(task.created_at, now)), "dim")
     columns["TOOK"] = lambda task: Text(_took(task, now), "dim")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, expand=True)

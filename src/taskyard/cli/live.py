@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import msgspec
 from rich.console import Console, RenderableType
@@ -26,6 +27,8 @@ from taskyard.cli.text import clock_time
 from taskyard.errors import StoreBusy, StoreUnavailable
 from taskyard.model.event import ANY_EVENT, EventFilter
 from taskyard.model.state import ENDED, TaskState
+
+D = TypeVar("D")
 
 FRAME_S = 0.2
 """Seconds between frames: clocks and countdowns move with every frame, the overview changes with the store."""
@@ -55,7 +58,7 @@ async def watch(
             return DONE
         watcher = Watcher(refs, until_idle)
         try:
-            with _canceled_by_sigterm():
+            with canceled_by_sigterm():
                 if as_json or where != ANY_EVENT or not sys.stdout.isatty():
                     printer = EventPrinter(application, where, as_json=as_json)
                     await printer.start(refs)
@@ -92,7 +95,7 @@ class Watcher:
 
 
 @contextlib.contextmanager
-def _canceled_by_sigterm() -> Iterator[None]:
+def canceled_by_sigterm() -> Iterator[None]:
     """Inside, SIGTERM ends the command as Ctrl-C does, and the cursor comes back."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -141,7 +144,7 @@ class LiveView:
     ) -> None:
         """Draw the latest overview until one is over, or there are no more."""
         latest: list[OverviewDocument] = []
-        reading = asyncio.create_task(_read_into(latest, documents))
+        reading = asyncio.create_task(read_latest(latest, documents))
         live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop", transient=not self._stays)
         try:
             with live:
@@ -158,7 +161,8 @@ class LiveView:
             await asyncio.wait({reading})
 
 
-async def _read_into(latest: list[OverviewDocument], documents: AsyncIterator[OverviewDocument]) -> None:
+async def read_latest(latest: list[D], documents: AsyncIterator[D]) -> None:
+    """Keep the last document in `latest`."""
     async for document in documents:
         latest[:] = [document]
 
@@ -213,10 +217,7 @@ class EventPrinter:
             self._cursor = page.last
 
     def note(self, kind: str, text: str) -> None:
-        if self._as_json:
-            print(json_text({kind: text}, pretty=False), file=sys.stderr, flush=True)
-        else:
-            complain(kind, text)
+        note(kind, text, as_json=self._as_json)
 
     def _print(self, event: EventDocument) -> None:
         if not self._progress.lets_through(event):
@@ -225,6 +226,14 @@ class EventPrinter:
             say_json(event, pretty=False)
         else:
             print_event(self._console, event)
+
+
+def note(kind: str, text: str, *, as_json: bool) -> None:
+    """What the command says of itself, on standard error."""
+    if as_json:
+        print(json_text({kind: text}, pretty=False), file=sys.stderr, flush=True)
+    else:
+        complain(kind, text)
 
 
 def _away_text(seen: OverviewDocument) -> str:

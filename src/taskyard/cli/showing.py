@@ -123,15 +123,23 @@ def _error(error: TaskError) -> list[RenderableType]:
 def _attempt_table(task: TaskDetail, now: datetime) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=True)
     places = ["PLACE"] if any(attempt.device is not None for attempt in task.attempts) else []
+    if any(attempt.device_number is not None for attempt in task.attempts):
+        places = ["DEVICE"]
     for name in ("#", "ENDED AS", "STARTED", "TOOK", "NODE", "WORKER", *places):
         is_number = name in ("#", "TOOK", "WORKER")
         table.add_column(name, no_wrap=True, justify="right" if is_number else "left")
     table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
     for attempt in task.attempts:
         why = "" if attempt.error is None else one_line(error_text(attempt.error), 200)
-        place = [cut(clean(attempt.device or ""), 20)] if places else []
+        place = [_place_text(attempt)] if places else []
         table.add_row(*_attempt_cells(attempt, now), *place, Text(why))
     return table
+
+
+def _place_text(attempt: AttemptDocument) -> str:
+    """`emu-7 (7)`: a device has a number."""
+    name = cut(clean(attempt.device or ""), 20)
+    return name if attempt.device_number is None else f"{name} ({attempt.device_number})"
 
 
 def _attempt_cells(attempt: AttemptDocument, now: datetime) -> tuple[RenderableType, ...]:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from taskyard.application.event_documents import EventDocument
 from taskyard.cli.formatting import STATE_STYLES, error_text, progress_text
-from taskyard.cli.text import clean, clock_time, duration, moment, one_line, seconds_between
+from taskyard.cli.text import clean, clock_time, duration, moment, one_line, seconds_between, short_id
 from taskyard.model.event import ALERTS, EventKind
 from taskyard.model.state import TaskState
 
@@ -41,6 +41,14 @@ ACCOUNTS = frozenset({_K.ACCOUNT_QUARANTINED, _K.ACCOUNT_RELEASED})
 """Events of accounts: their code is the account."""
 
 STYLES = {EventKind(state): style for state, (_, style) in STATE_STYLES.items() if state is not TaskState.CREATED}
+STYLES |= {
+    _K.DEVICE_UP: "green",
+    _K.DEVICE_DOWN: "red",
+    _K.DEVICE_DRAINED: "magenta",
+    _K.DEVICE_TAKEN: "yellow",
+    _K.DEVICE_RETURNED: "green",
+    _K.ACCOUNT_RELEASED: "green",
+}
 STYLES |= dict.fromkeys(ALERTS, "bold red")
 
 PROGRESS_EVERY_S = 1.0
@@ -51,20 +59,22 @@ def verb_of(event: EventDocument) -> str:
     return VERBS.get(event.kind, str(event.kind))
 
 
-def subject_of(event: EventDocument) -> str:
+def subject_of(event: EventDocument, *, whole_ids: bool = True) -> str:
     """`hash 01a1e0e2-…`: what an event is about; it may be a whole queue, a device or an account."""
-    if event.device:
+    if event.device and not event.uuid:
         return f"device {clean(event.device)}"
     if event.kind in ACCOUNTS and event.code:
         return f"account {clean(event.code)} of {clean(event.consumer)}"
     if not event.uuid:
         return f"queue {clean(event.queue)}"
-    return f"{clean(event.consumer)} {clean(event.uuid)}"
+    return f"{clean(event.consumer)} {clean(event.uuid) if whole_ids else short_id(event.uuid)}"
 
 
 def detail_of(event: EventDocument, width: int = 200) -> str:
     """What there is to say besides verb and subject."""
     parts: list[str] = []
+    if event.device and event.uuid:
+        parts.append(f"on {clean(event.device)}")
     if event.kind is _K.STARTED and event.attempt is not None and event.attempt > 1:
         parts.append(f"attempt {event.attempt}")
     if event.kind is _K.PROGRESS and event.progress is not None:
@@ -78,7 +88,7 @@ def detail_of(event: EventDocument, width: int = 200) -> str:
         parts.append("waits for other tasks" if event.blocker is None else clean(event.blocker))
     if event.priority is not None:
         parts.append(event.priority)
-    if event.device and event.code:
+    if event.device and event.code and not event.uuid:
         parts.append(clean(event.code))
     if event.actor:
         parts.append(f"by {clean(event.actor)}")
@@ -95,14 +105,18 @@ def _due_text(event: EventDocument) -> str:
     return f"{verb} in {duration(left)}" if left > 0 else f"{verb} now"
 
 
-def print_event(console: Console, event: EventDocument) -> None:
+def event_line(event: EventDocument, *, whole_ids: bool = True) -> Text:
     style = STYLES.get(event.kind, "")
     line = Text.assemble(
-        (clock_time(event.at), "dim"), "  ", (f"{verb_of(event):<10} ", style), subject_of(event), "  ",
-        (detail_of(event), "dim"),
+        (clock_time(event.at), "dim"), "  ", (f"{verb_of(event):<10} ", style), subject_of(event, whole_ids=whole_ids),
+        "  ", (detail_of(event), "dim"),
     )  # fmt: skip
     line.rstrip()
-    console.print(line, soft_wrap=True)
+    return line
+
+
+def print_event(console: Console, event: EventDocument) -> None:
+    console.print(event_line(event), soft_wrap=True)
 
 
 class ProgressFilter:

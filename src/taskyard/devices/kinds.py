@@ -35,9 +35,10 @@ def _find_kind(name: str, more: Iterable[type[DeviceDefinition]]) -> type[Device
     if name not in _KINDS:
         known = ", ".join(known_kinds(more))
         raise InvalidInput(
-            f"no kind of device has this name; there are {known}; a pool is given others with adapters=[…]",
+            "names no kind of device",
             field="adapter",
             given=name,
+            hint=f"there are {known}; a pool is given others with adapters=[…]",
         )
     module, class_name = _KINDS[name]
     found: type[DeviceDefinition] = getattr(import_module(module), class_name)

@@ -35,6 +35,9 @@ SHELL_WORDS = {
     "run-again": ("run_again",),
     "stop-after-current": ("stop_after_current",),
     "set": ("set_concurrency",),
+    "add": ("add_device", "put_schedule"),
+    "rm": ("remove_device", "remove_schedule"),
+    "release": ("release", "release_account"),
 }
 """The commands of the shell whose names in the record are others."""
 
@@ -51,6 +54,13 @@ class TargetKind(StrEnum):
     DEVICE = "device"
     ACCOUNT = "account"
     """An account of a device pool, whose tasks are taken or not."""
+
+
+_KINDS_OF: dict[str, tuple[TargetKind, ...]] = {
+    "task": (TargetKind.TASK,),
+    "queue": (TargetKind.QUEUE, TargetKind.TASKS),
+    "device": (TargetKind.DEVICE,),
+}
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
@@ -93,15 +103,17 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
         command: str | None = None,
         task: str | None = None,
         queue: str | None = None,
+        device: str | None = None,
         since: datetime | None = None,
     ) -> AuditFilter:
-        if task is not None and queue is not None:
-            raise InvalidInput("{task} and {queue} are two targets; an entry has one", fields=("task", "queue"))
-        kinds: tuple[TargetKind, ...] = ()
-        if task is not None or queue is not None:
-            kinds = (TargetKind.TASK,) if queue is None else (TargetKind.QUEUE, TargetKind.TASKS)
+        targets = {"task": task, "queue": queue, "device": device}
+        named = [name for name, target in targets.items() if target is not None]
+        if len(named) > 1:
+            one, other, *_ = named
+            raise InvalidInput(f"{{{one}}} and {{{other}}} are two targets; an entry has one", fields=(one, other))
+        kinds, target = (_KINDS_OF[named[0]], targets[named[0]]) if named else ((), None)
         commands = () if command is None else SHELL_WORDS.get(command, (command,))
-        return cls(actor=by, commands=commands, kinds=kinds, target=queue if task is None else task, since=since)
+        return cls(actor=by, commands=commands, kinds=kinds, target=target, since=since)
 
     def matches(self, entry: AuditEntry) -> bool:
         via, actor = (None, None) if self.actor is None else split_actor(self.actor)

@@ -8,6 +8,7 @@ people, or of the recovery ladder: drained, taken by hand, quarantined, until so
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -241,8 +242,8 @@ def read_account(key: str) -> int | str:
     if _is_int(key):
         return int(key)
     if key.startswith('"'):
-        text: str = msgspec.json.decode(key, type=str)
-        return text
+        with suppress(msgspec.DecodeError):  # a key that stands for no account
+            return msgspec.json.decode(key, type=str)
     return key
 
 

@@ -51,6 +51,9 @@ class EventKind(StrEnum):
     ACCOUNT_RELEASED = "account_released"
 
 
+DEVICE_KINDS = frozenset(kind for kind in EventKind if kind.startswith(("device_", "account_")))
+"""Kinds of events that are about a device, or about an account of a pool."""
+
 ALERTS = frozenset({EventKind.DEVICE_QUARANTINED, EventKind.ACCOUNT_QUARANTINED})
 """Kinds of events that a person should look at: nothing goes on by itself."""
 
