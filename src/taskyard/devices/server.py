@@ -224,17 +224,15 @@ class PoolServer:
         known = {one.name: one for one in self._roster.devices}
         wanted = {name: one for name, one in known.items() if self._is_wanted(one.spec)}
         mine = {name for name, one in known.items() if one.node == node}
-        asked = [name for name in wanted if name not in mine]
+        for name in self.actors.keys() - mine:
+            # Also if nobody serves it now: somebody may have, since we did.
+            self._lose(name, "the device was removed" if name not in known else "this node does not serve it any more")
+        asked = [name for name in wanted if name not in mine and name not in self.actors]
         if asked:
             mine.update(await self._devices_store.serve_devices(node, asked))
         self._is_missing_some = not mine >= wanted.keys()
-        for name in list(self.actors):
-            if name not in known:
-                self._lose(name, "the device was removed")
-            elif name not in mine:
-                self._lose(name, "another node serves the device")
-            elif name not in wanted:
-                self._close_actor(name, "another host is to serve the device")
+        for name in mine & self.actors.keys() - wanted.keys():
+            self._close_actor(name, "another host is to serve the device")
         for name in [name for name in self._unusable if name not in mine]:
             del self._unusable[name]
         let_go = [name for name in mine if name not in wanted and name not in self.actors]
@@ -362,7 +360,7 @@ class PoolServer:
         for name in lost:
             self._unusable.pop(name, None)
             if name in self.actors:
-                self._lose(name, "another node serves the device, or none may")
+                self._lose(name, "this node does not serve it any more")
         if lost:
             self._is_missing_some, self._retry_mono = True, 0.0
 
