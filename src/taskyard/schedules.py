@@ -89,7 +89,7 @@ class Schedules:
     ) -> Schedule:
         """A schedule that belongs to this code; before the yard is opened. `rule` is a cron expression, seen in `zone`
         (UTC), or an interval in seconds. `settings` as in `Schedule`: queue, priority, key, timeout_s, retry, missed,
-        catch_up_s, grace_s, overlap, jitter_s, start_at, end_at.
+        catch_up_s, grace_s, overlap, jitter_s, start_at, end_at, requires.
 
         With `each`, it makes a task for each item at a fire time: `each` is a list of dicts of arguments, or of
         `ScheduleItem`, or a function, asynchronous or not, that returns one within `each_timeout_s` (30). With

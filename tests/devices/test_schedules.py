@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from taskyard import ExecutorService, Task, TaskFilter, Yard
-from taskyard.devices import Device, DeviceConsumer, GameAccount
+from taskyard.devices import Device, DeviceConsumer, GameAccount, SimulatedDevice
 from taskyard.errors import InvalidInput, ItemsFailed, UnknownConsumer
 from taskyard.model.device import QuarantinedAccount, read_account
 from taskyard.model.notes import AuditStamp
@@ -135,6 +135,27 @@ async def test_nonsense_of_a_function_of_accounts_makes_nothing(given, why):
         assert await service.yard.store.list_tasks() == []
 
 
+@pytest.mark.spec("DEV-15+", "SCH-21")
+async def test_a_schedule_may_ask_for_a_role(url):
+    """Its tasks run on devices of that role, and stand in the bucket of it."""
+    work = Work()
+    roles = {1: "eu", 2: "us"}
+    devices = [SimulatedDevice(n, name=f"emu-{n}", labels={"role": role}) for n, role in roles.items()]
+    service = ExecutorService(devices=devices, store=url, heartbeat_s=1.0, bucket_by="role")
+    add_consumers(service, work)
+    for role in roles.values():
+        accounts = [f"{role}-{n}" for n in range(3)]
+        service.schedule("daily", cron=FAR, accounts=accounts, name=role, requires={"role": role})
+    async with service:
+        work.let_go()
+        for role in roles.values():
+            run = await service.yard.schedules.run_each(role)
+            record = await run.tasks[0].record()
+            assert (record.bucket, len(run.tasks)) == (role, 3)
+        await eventually(service.yard, lambda: len(work.order) == 6)
+        assert {(str(account)[:2], device) for _, account, device in work.order} == {("eu", "emu-1"), ("us", "emu-2")}
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
@@ -145,6 +166,7 @@ async def test_nonsense_of_a_function_of_accounts_makes_nothing(given, why):
         ({"accounts": [1], "cron": FAR, "overlap": "allow"}, "must be 'skip' for accounts"),
         ({"accounts": [1], "cron": FAR, "args": {"level": "x"}}, "level"),
         ({"accounts": [1], "every_s": -5}, "interval"),
+        ({"accounts": [1], "cron": FAR, "requires": {"role": 5}}, "label role"),
     ],
 )
 async def test_a_schedule_of_accounts_that_makes_no_sense_is_refused(settings, problem):

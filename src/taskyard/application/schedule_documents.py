@@ -19,7 +19,7 @@ ScheduleStateName = Literal["active", "paused", "over", "unreadable"]
 
 SETTINGS = (
     "queue", "priority", "key", "timeout_s", "retry", "missed", "catch_up_s", "grace_s", "overlap", "jitter_s",
-    "start_at", "end_at",
+    "start_at", "end_at", "requires",
 )  # fmt: skip
 """The fields of a `ScheduleRequest` that are settings of the schedule; None is the default."""
 
@@ -46,6 +46,7 @@ class ScheduleRequest(Request, frozen=True, kw_only=True):
     jitter_s: float | None = None
     start_at: datetime | None = None
     end_at: datetime | None = None
+    requires: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         Schedule(name=self.name, rule=make_rule(self.rule, self.zone), consumer=self.consumer, **self.settings())
@@ -118,6 +119,7 @@ class ScheduleDocument(Document, frozen=True, kw_only=True):
     jitter_s: float | None = None
     start_at: datetime | None = None
     end_at: datetime | None = None
+    requires: dict[str, str] | None = None
     retry_at: datetime | None = None
     each: EachDocument | None = None
     last: LastFire | None = None

@@ -146,6 +146,7 @@ def _facts(schedule: ScheduleDocument, *, now: datetime) -> list[tuple[str, str]
             ("arguments", as_short_json(schedule.args) if schedule.args else ""),
             ("for each of", _each_text(schedule)),
             ("queue", schedule.queue or ""),
+            ("requires", ", ".join(f"{name}={value}" for name, value in (schedule.requires or {}).items())),
             ("missed", f"{schedule.missed}, up to {duration(schedule.catch_up_s)} back"),
             ("overlap", str(schedule.overlap)),
             ("jitter", f"up to {duration(schedule.jitter_s)}" if schedule.jitter_s else ""),

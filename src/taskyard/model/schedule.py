@@ -13,7 +13,15 @@ import msgspec
 
 from taskyard.errors import InvalidInput, quote
 from taskyard.model.each import Each
-from taskyard.model.given import LONGEST_S, check_name, check_priority, check_retry, check_text, check_timeout
+from taskyard.model.given import (
+    LONGEST_S,
+    check_labels,
+    check_name,
+    check_priority,
+    check_retry,
+    check_text,
+    check_timeout,
+)
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every, Rule
 from taskyard.model.retry import RetryPolicy
@@ -52,7 +60,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     A fire time is late when `grace_s` have passed (a second at least, where what is late is skipped); `missed` and
     `catch_up_s` say what then. Tasks are due up to
-    `jitter_s` after their fire time, by a lot that is the same on every node."""
+    `jitter_s` after their fire time, by a lot that is the same on every node.
+
+    With `each`, a fire time makes a task for each of many items, and `overlap="skip"` skips each item by itself.
+    `requires` are labels that the place of a task must have."""
 
     name: str
     rule: Rule
@@ -71,6 +82,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     start_at: datetime | None = None
     end_at: datetime | None = None
     each: Each | None = None
+    requires: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         check_name("the name of a schedule", self.name)
@@ -114,7 +126,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         for field, text in (("queue", self.queue), ("key", self.key)):
             if text is not None:
                 check_name(field, text)
-        self._set(priority=check_priority(self.priority))
+        self._set(priority=check_priority(self.priority), requires=check_labels(self.requires, field="requires"))
         if self.timeout_s is not None:
             self._set(timeout_s=check_timeout(self.timeout_s))
         if self.retry is not None:

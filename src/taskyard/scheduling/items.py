@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskyard.errors import ItemsFailed, PayloadTooLarge, StoreError, TaskyardError, shorten
+from taskyard.model.blocker import encode_requirements
 from taskyard.model.dedupe import make_slot
 from taskyard.model.device import set_account
 from taskyard.model.each import Each, EncodedItem, ScheduleItem, check_items, decode_items
@@ -293,6 +294,8 @@ def make_record(
         key=schedule.key,
         timeout_s=min(limits) if schedule.timeout_s is not None else None,
         retry=schedule.retry,
+        bucket=schedule.requires.get(consumer.bucket_by),
+        requires=encode_requirements(schedule.requires),
     )
     if consumer.account:
         set_account(record, consumer.account)

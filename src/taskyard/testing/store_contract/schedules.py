@@ -8,6 +8,7 @@ from datetime import datetime
 import pytest
 
 from taskyard.model.command import Cancel
+from taskyard.model.each import Each
 from taskyard.model.firing import Fire, FireKind
 from taskyard.model.move import Move
 from taskyard.model.notes import CancelCode, CancelRequest
@@ -15,7 +16,7 @@ from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import Missed, Overlap, Schedule
-from taskyard.model.schedule_state import ScheduleState, forget, pause
+from taskyard.model.schedule_state import ScheduleState, fail, forget, pause
 from taskyard.model.state import TaskState
 from taskyard.model.task import DedupeScope, TaskRecord
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, FireTasks, ScheduleStatus, ScheduleStore
@@ -78,6 +79,8 @@ class ScheduleContract(Desk):
             jitter_s=3,
             start_at=NOON,
             end_at=NOON + seconds(1e6),
+            each=Each(function="list_accounts", timeout_s=5, dedupe_scope=DedupeScope.KEY_IDLE),
+            requires={"role": "eu"},
         )
         state = ScheduleState(
             watermark_at=NOON,
@@ -88,6 +91,7 @@ class ScheduleContract(Desk):
             missed=2,
             skipped=3,
         )
+        state = fail(state, now=NOON, problem="no database")
         state = pause(state, now=NOON, note="x")
         assert await kept(store).put_schedule(schedule, state, version=None, by="ann", from_code=True)
         await put(store)
