@@ -61,7 +61,7 @@ class DeviceCare:
         self._is_adapter_open = False
         self._recovery = Recovery.begin(clock.monotonic())
         self._plan: NextStep | None = None
-        self._beat_mono = self._tried_mono = 0.0
+        self._beat_mono = self._tried_mono = self._checked_mono = 0.0
         self._misses = 0
 
     @property
@@ -91,8 +91,8 @@ class DeviceCare:
         """Do not touch the device, and have the adapter close its connection, once; until when to wait for that."""
         self.is_let_go, self._plan = True, None
         call = self._calls.current
-        if call is not None and call.name == CLOSE:
-            return call.until_mono if self._calls.take_ended(now) is None else None
+        if call is not None and call.name == CLOSE and not call.task.done() and now < call.until_mono:
+            return call.until_mono
         self._calls.drop(now)
         if not self._is_adapter_open:
             return None
@@ -114,7 +114,7 @@ class DeviceCare:
 
     def fail(self, reason: str) -> None:
         """The actor failed: start over."""
-        self.is_up, self.reason, self._plan = False, reason, None
+        self.is_up, self.reason, self.since, self._plan = False, reason, self._clock.now(), None
         self._calls.drop(self._clock.monotonic())
 
     def cancel(self) -> None:
@@ -135,7 +135,7 @@ class DeviceCare:
         if now < self._plan.at_mono:
             return self._plan.at_mono
         if self._plan.step is RecoveryStep.QUARANTINE:
-            self.gave_up = self.reason
+            self.gave_up = self.reason or "it does not answer"
             log.warning("device %s: quarantined: %s", self._name, self.gave_up, extra={"device": self._name})
             return now
         return self._call(CONNECT if self._plan.step is RecoveryStep.RECONNECT else self._plan.step, now)
@@ -151,6 +151,8 @@ class DeviceCare:
             return free_mono
         if name == CONNECT:
             self._tried_mono = now
+        elif name == HEALTH:
+            self._checked_mono = now
         calls = {
             HEALTH: (self._adapter.health, self._settings.check_s),
             CONNECT: (self._adapter.connect, self._settings.connect_s),
@@ -190,7 +192,8 @@ class DeviceCare:
     def _note_failure(self, name: str, failed: CallFailed, now: float) -> None:
         if self.is_up:
             self._misses += 1
-            self._beat_mono = now
+            # An answer that is an error comes fast, and may be a glitch: the next check is not made sooner for it.
+            self._beat_mono = max(now, self._checked_mono + self._settings.check_s)
             if failed.is_lost or self._misses >= self._settings.misses:
                 self._go_down(failed.reason, now)
             return
