@@ -156,6 +156,11 @@ class BlockingYard(TaskFace[Yard]):
         """All tasks that match, to do something with; see `Matching`."""
         return BlockingMatching(self._call("matching", _do(lambda: self._yard.matching(where, by=by))), self)
 
+    @property
+    def devices(self) -> BlockingDevices:
+        """The devices of the store; see `Yard.devices`."""
+        return BlockingDevices(self._yard.devices, self)
+
     def group(self, uuid: str | UUID) -> BlockingGroup:
         """A group that was submitted elsewhere, or earlier, by its id."""
         return BlockingGroup(self._yard.group(uuid), self)
@@ -215,6 +220,21 @@ class BlockingGroup(_Part[Group]):
     progress = verb(Group.progress)
     cancel = verb(Group.cancel)
     retry = verb(Group.retry)
+
+
+class BlockingDevices(_Part[Any]):
+    """The verbs of `Devices`, found by their names: a yard without devices does not import that class."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        async_verb = getattr(self._target, name)
+
+        @wraps(async_verb)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, async_verb(*args, **kwargs))
+
+        return call
 
 
 class BlockingSchedules(_Part[Schedules]):

@@ -164,6 +164,9 @@ class DevicePool:
     def begin(self) -> None:
         """The node has joined: serve devices."""
         yard = self._yard
+        if (most := yard._settings.max_running) < len(self.definitions):
+            text = "the pool %s has %d devices, but this node runs %d tasks at once: give the yard a larger max_running"
+            log.warning(text, self.name, len(self.definitions), most)
         self._forget_sink = yard.add_sink(self.server)
         self.server.begin(yard.store, lambda: yard._engine.incarnation, yard._engine.name)
 
@@ -345,7 +348,8 @@ class DevicePool:
             self._warned.discard(wanted)
         elif wanted not in self._warned:
             self._warned.add(wanted)
-            log.warning("no device of the pool %s has %s: tasks that require it wait for one", self.name, wanted)
+            missing = f"device with {wanted}" if wanted else "device"
+            log.warning("the pool %s has no %s: tasks that need one wait until it is added", self.name, missing)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 

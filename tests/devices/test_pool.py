@@ -9,6 +9,8 @@ from taskyard import EventKind, ExecutorService, Task, TaskFilter, TaskState, Ya
 from taskyard.devices import Device, DeviceDefinition, GameAccount, SimulatedDevice
 from taskyard.errors import AccountQuarantined, DeviceExists, InvalidInput, StoreUnavailable, UnknownDevice
 from taskyard.model.device import DeviceSpec, DeviceState
+from taskyard.ports.clock import SystemClock
+from taskyard.stores.memory import MemoryStore
 from tests.devices.farm import PATIENCE_S, Work, add_consumers, eventually, phones, serving
 
 SEVEN, EIGHT = GameAccount(7), GameAccount(8)
@@ -172,9 +174,6 @@ async def test_a_device_that_is_removed_by_force_runs_nothing(url):
 async def test_each_node_serves_its_own_devices(url, tmp_path):
     """Two nodes with devices of their own serve these; one line, one account at a time; each sees all that runs."""
     if url == "memory://":
-        from taskyard.ports.clock import SystemClock
-        from taskyard.stores.memory import MemoryStore
-
         url = MemoryStore(SystemClock())
     work = Work()
     one = ExecutorService(devices=[SimulatedDevice(1, name="a-1")], store=url, heartbeat_s=1.0)
@@ -202,9 +201,6 @@ async def test_each_node_serves_its_own_devices(url, tmp_path):
 async def test_a_device_of_two_nodes_is_served_by_one(url):
     """Of two nodes that define one device one serves it, and the other takes it over when that has left."""
     if url == "memory://":
-        from taskyard.ports.clock import SystemClock
-        from taskyard.stores.memory import MemoryStore
-
         url = MemoryStore(SystemClock())
     one = ExecutorService(devices=phones(1), store=url, heartbeat_s=1.0)
     two = ExecutorService(devices=phones(1), store=url, heartbeat_s=1.0)
@@ -287,9 +283,6 @@ async def test_a_device_that_lies_gets_no_task():
 async def test_a_pool_works_beside_other_consumers(url):
     """A yard runs tasks on devices and elsewhere, and a client of it may look and steer."""
     if url == "memory://":
-        from taskyard.ports.clock import SystemClock
-        from taskyard.stores.memory import MemoryStore
-
         url = MemoryStore(SystemClock())
 
     def make():
@@ -360,3 +353,39 @@ async def test_the_devices_of_a_definition_of_my_own():
         await become(service.yard, lab_1="idle")
         status = await service.devices.get("lab-1")
         assert status.state_at(service.yard.now()) is DeviceState.IDLE
+
+
+async def test_devices_that_collide_keep_a_node_from_starting(url, caplog):
+    """A node whose devices collide with those of the store does not start, and changes nothing; a pool without devices,
+    and one with more than the node runs, say so."""
+    if url == "memory://":
+        url = MemoryStore(SystemClock())
+    async with serving(url, Work(), devices=1) as service:
+        other = ExecutorService(devices=[SimulatedDevice(1, name="other")], store=url)
+        with pytest.raises(DeviceExists):
+            await other.start()
+        await other.stop()
+        assert [one.name for one in await service.devices.list_all()] == ["emu-1"]
+    none = Yard("memory://", max_running=1)
+    empty, crowded = none.device_pool("empty"), none.device_pool("crowded", devices=phones(2))
+    add_consumers(empty, Work())
+    async with none:
+        assert await empty.enqueue(DAILY, SEVEN)
+        assert crowded.definitions.keys() == {"emu-1", "emu-2"}
+    assert "the pool empty has no device: tasks that need one wait" in caplog.text
+    assert "the pool crowded has 2 devices, but this node runs 1 tasks at once" in caplog.text
+
+
+def test_devices_can_be_asked_without_a_loop(tmp_path):
+    """A script without a loop lists, labels and drains devices, and gets the same errors."""
+    yard = Yard(f"sqlite:///{tmp_path}/farm.db")
+    with yard.blocking(serve=False) as sync:
+        sync.devices.add(SimulatedDevice(1, name="emu-1"), "phones", by="ana")
+        sync.devices.label("emu-1", {"role": "eu"})
+        sync.devices.drain("emu-1")
+        (status,) = sync.devices.list_all("phones")
+        assert (status.spec.labels, status.orders.drained is not None) == ({"role": "eu"}, True)
+        with pytest.raises(UnknownDevice):
+            sync.devices.drain("emu-2")
+        with pytest.raises(AttributeError):
+            sync.devices.explode("emu-1")

@@ -176,7 +176,7 @@ async def test_what_makes_no_sense_is_refused(caplog):
                 await service.is_running(account)
         assert await service.queue_info() == []
         assert await service.enqueue(DAILY, EIGHT, requires={"role": "mars"})
-        assert "no device of the pool devices has role=mars" in caplog.text
+        assert "the pool devices has no device with role=mars" in caplog.text
         assert len(await service.queue_info()) == 1
         await service.devices.label("emu-2", {"role": "mars"})
         assert (await work.next())[1:] == (8, "emu-2")

@@ -41,6 +41,9 @@ LOOK_S = 1.0
 RETRY_S = 5.0
 """Seconds until a device is asked for again that another node serves, or that could not be made."""
 
+LENGTH_S = 0.1
+"""Seconds from a change of the length of the queue to the log line: a busy farm has hundreds a second."""
+
 CLOSE_S = 10.0
 """Seconds: how long the actors have at a stop to interrupt what still runs, and to let go of their devices."""
 
@@ -103,7 +106,8 @@ class PoolServer:
     def begin(self, store: Store, find_node: Callable[[], str], by: str) -> None:
         """The node has joined: serve its devices from now on. `find_node` is under which incarnation it is known."""
         self._store, self._find_node, self._by = store, find_node, by
-        self._node, self._is_fenced, self._is_away, self._length = "", False, False, None
+        self._node, self._is_fenced, self._is_away = "", False, False
+        self._length, self._is_length_noted = None, False
         self._wake, self._seen = asyncio.Event(), -1
         self._loop = asyncio.get_running_loop().create_task(self._run(), name=f"taskyard-devices-{self._pool}")
 
@@ -139,10 +143,10 @@ class PoolServer:
         self._wake.set()
 
     def note_length(self) -> None:
-        """The length of the queue may have changed."""
-        if log.isEnabledFor(logging.INFO):
+        """The length of the queue may have changed. It is read and logged a little later, with other changes."""
+        if self._loop is not None and not self._is_length_noted and log.isEnabledFor(logging.INFO):
             self._is_length_noted = True
-            self._wake.set()
+            asyncio.get_running_loop().call_later(LENGTH_S, self._wake.set)
 
     def tell(self, event: NodeEvent) -> None:
         """As a sink of the node."""
