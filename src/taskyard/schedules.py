@@ -319,7 +319,7 @@ class Schedules:
                 if schedule.each is not None and (listed is None or listed[0] != schedule):
                     listed = schedule, await self._items.list_items(schedule, consumer)
                 items = None if schedule.each is None or listed is None else listed[1]
-                if items is not None and len(items.encoded) * len(fires) > MAX_BATCH:
+                if items is not None and len(items) * len(fires) > MAX_BATCH:
                     raise BatchTooLarge(MAX_BATCH)
                 tasks = await make_tasks(schedule, consumer, fires, items, now=now)
             records = [record for one in tasks for record in one.records]
@@ -348,7 +348,7 @@ class Schedules:
             return Each(function=name_of(each), **settings)
         if timeout_s is not None:
             raise InvalidInput("has no effect on a list", field="each_timeout_s", fields=("each",))
-        items = encode(consumer, args, check_items(each).items, max_bytes=self._yard._max_payload_bytes)
+        items = encode(consumer, args, check_items(each), max_bytes=self._yard._max_payload_bytes)
         return Each(items=encode_items(items), count=len(items), **settings)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from taskyard.errors import NotJson
-from taskyard.model.each import MOST_ITEMS, Each, EncodedItem, ItemList, ScheduleItem, encode_items
+from taskyard.model.each import MOST_ITEMS, Each, EncodedItem, ScheduleItem, encode_items
 from taskyard.model.recurrence import Every
 from taskyard.model.schedule import Overlap, Schedule
 from taskyard.model.schedule_state import RETRY, ScheduleState
@@ -157,18 +157,18 @@ async def test_overlap_of_a_fire_as_a_whole(make, overlap):
 
 @pytest.mark.spec("SCH-21")
 async def test_a_function_lists_the_items_at_each_fire_time(make):
-    """It is asked once for each fire time, and what it returns then counts; with what it has left out itself."""
+    """It is asked once for each fire time, and what it returns then counts."""
     asked = Counter[str]()
 
-    async def accounts() -> ItemList:
+    async def accounts() -> list[ScheduleItem]:
         asked["times"] += 1
-        return ItemList([ScheduleItem({"n": n}) for n in range(asked["times"])], skipped=5)
+        return [ScheduleItem({"n": n}) for n in range(asked["times"])]
 
     rig = await make(given(accounts))
     await schedule(rig)
     await pass_time(rig, 180)
     rows = await rig.store.list_fires("s")
-    assert [(row.made, row.skipped) for row in rows] == [(3, 5), (2, 5), (1, 5)]
+    assert [(row.made, row.skipped) for row in rows] == [(3, 0), (2, 0), (1, 0)]
     assert asked["times"] == 3
 
 
@@ -341,6 +341,25 @@ async def test_a_node_that_stops_cancels_its_function(make):
     await asyncio.wait_for(cancelled.wait(), PATIENCE_S)
 
 
+async def test_a_schedule_that_is_removed_forgets_its_function(make):
+    """The call that goes on is cancelled."""
+    cancelled = asyncio.Event()
+
+    async def accounts() -> list[dict[str, int]]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return []
+
+    rig = await make(given(accounts))
+    await schedule(rig)
+    await rig.advance(60)
+    await rig.store.drop_schedule("s")
+    await look(rig)
+    await asyncio.wait_for(cancelled.wait(), PATIENCE_S)
+
+
 @pytest.mark.spec("SCH-21")
 async def test_a_consumer_that_refuses_an_item_fails_the_fire(make):
     """Nothing of the other items is made either."""
@@ -368,6 +387,8 @@ async def test_a_node_without_the_function_leaves_it_to_one_that_has_it(make, ca
     leader = await make()
     deputy = await make(given(lambda: [{"n": 1}]))
     other = await make(given(lambda: [{"n": 2}], name="another"))
+    for rig in (leader, deputy, other):
+        rig.engine._parts.recurring._look_for_leader = _leads(rig is leader)
     await schedule(leader)
     await look(deputy)
     await leader.advance(60)
@@ -394,7 +415,7 @@ async def test_of_several_nodes_that_list_the_items_one_makes_the_tasks(make):
 
     rigs = [await make(given(accounts)) for _ in range(3)]
     for rig in rigs:
-        rig.engine._parts.recurring._look_for_leader = _everybody_leads
+        rig.engine._parts.recurring._look_for_leader = _leads(True)
     await schedule(rigs[0], overlap=Overlap.ALLOW)
     await rigs[0].advance(60)
     for rig in rigs:
@@ -408,8 +429,11 @@ async def test_of_several_nodes_that_list_the_items_one_makes_the_tasks(make):
     assert Counter(await tasks(rigs[0])) == Counter((f'{{"n":{n}}}', None) for n in range(20))
 
 
-async def _everybody_leads():
-    return lambda source: True
+def _leads(does: bool):
+    async def look():
+        return lambda source: does
+
+    return look
 
 
 async def test_a_failure_is_waited_out_by_all_nodes(make):

@@ -12,7 +12,6 @@ from taskyard.model.each import (
     MOST_ITEMS,
     Each,
     EncodedItem,
-    ItemList,
     ScheduleItem,
     check_items,
     decode_items,
@@ -54,12 +53,10 @@ def test_what_is_no_list_of_items_is_refused(given: Any, problem: str) -> None:
 
 
 def test_items_are_dicts_or_schedule_items() -> None:
-    """Both may stand in one list, which may be empty; a list that says how much was left out stays as it is."""
+    """Both may stand in one list, which may be empty."""
     own = ScheduleItem({"a": 2}, key="k")
-    assert check_items([{"a": 1}, own]) == ItemList([ScheduleItem({"a": 1}), own])
-    assert check_items(()) == ItemList([])
-    said = ItemList([own], skipped=3)
-    assert check_items(said) is said
+    assert check_items([{"a": 1}, own]) == [ScheduleItem({"a": 1}), own]
+    assert check_items(()) == []
     for wrong in ({"args": 5}, {"key": 5}, {"key": ""}):
         with pytest.raises(InvalidInput):
             ScheduleItem(**wrong)

@@ -50,13 +50,6 @@ class EncodedItem(msgspec.Struct, frozen=True):
 _encoded_items = msgspec.json.Decoder(list[EncodedItem])
 
 
-class ItemList(msgspec.Struct, frozen=True):
-    """The items of one fire. `skipped` more were left out, because they have to wait."""
-
-    items: list[ScheduleItem]
-    skipped: int = 0
-
-
 class Each(msgspec.Struct, frozen=True, kw_only=True):
     """Where the items of a schedule come from: a list that is stored with it, or a function that programs define.
 
@@ -111,17 +104,15 @@ def check_scope(given: Any) -> DedupeScope:
     return scope
 
 
-def check_items(given: Any) -> ItemList:
+def check_items(given: Any) -> list[ScheduleItem]:
     """The items that a user's list or function gives: dicts of arguments, or `ScheduleItem`."""
-    if isinstance(given, ItemList):
-        return given
     if not isinstance(given, list | tuple):
         raise InvalidInput(f"must be a list of dicts of arguments, not {quote(given)}", field="each")
     if len(given) > MOST_ITEMS:
         raise InvalidInput(
             f"{len(given):,} items are more than {MOST_ITEMS:,}", field="each", hint="make several schedules"
         )
-    return ItemList([_check_item(n, item) for n, item in enumerate(given)])
+    return [_check_item(n, item) for n, item in enumerate(given)]
 
 
 def _check_item(n: int, item: Any) -> ScheduleItem:

@@ -55,7 +55,7 @@ class FireRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class FireTasks(NamedTuple):
     """A fire time and its tasks: one, or one for each item. A task with a dedupe slot is skipped if the same work is
-    there. `skipped` more items have made no task before the store was asked."""
+    there. `skipped` more items make no task, which was known before the store was asked."""
 
     fire: Fire
     records: Sequence[TaskRecord]

@@ -10,11 +10,11 @@ import asyncio
 import inspect
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -42,11 +42,7 @@ class ItemFunction:
     call: Callable[[], Any]
 
 
-class Items(NamedTuple):
-    """The items of one fire, encoded."""
-
-    encoded: Sequence[EncodedItem]
-    skipped: int = 0
+Items = Sequence[EncodedItem]
 
 
 @dataclass(slots=True)
@@ -77,7 +73,7 @@ class ItemLister:
         """The items for a fire of this version of the schedule. None if they are still being listed; then `done` is
         called when there is an answer, which is given once. Raises `ItemsFailed`."""
         if schedule.each is not None and not schedule.each.function:
-            return Items(decode_items(schedule.each))
+            return decode_items(schedule.each)
         listing = self._listings.get(schedule.name)
         if listing is None or listing.version != version:
             self.forget(schedule.name)
@@ -96,6 +92,11 @@ class ItemLister:
         if listing is not None:
             _drop(listing.task)
 
+    def retain(self, names: Collection[str]) -> None:
+        """Only these schedules are left."""
+        for name in self._listings.keys() - names:
+            self.forget(name)
+
     def close(self) -> None:
         for name in list(self._listings):
             self.forget(name)
@@ -105,22 +106,22 @@ class ItemLister:
         each = schedule.each
         assert each is not None
         if not each.function:
-            return Items(decode_items(each))
+            return decode_items(each)
         if not self.has_items(schedule):
             raise ItemsFailed(schedule.name, f"this process does not have the function {each.function!r}")
         try:
             listed = check_items(await self._call(schedule.name, self._functions[schedule.name].call, each))
             args = msgspec.json.decode(schedule.args)
             encoded: list[EncodedItem] = []
-            for start in range(0, len(listed.items), BREATHE_EVERY):
-                part = listed.items[start : start + BREATHE_EVERY]
+            for start in range(0, len(listed), BREATHE_EVERY):
+                part = listed[start : start + BREATHE_EVERY]
                 encoded += encode(consumer, args, part, first=start, max_bytes=self._max_bytes)
                 await asyncio.sleep(0)
         except ItemsFailed:
             raise
         except Exception as error:
             raise ItemsFailed(schedule.name, describe(error)) from error
-        return Items(encoded, listed.skipped)
+        return encoded
 
     async def _call(self, name: str, call: Callable[[], Any], each: Each) -> Any:
         """What the function returns, within its time."""
@@ -239,11 +240,11 @@ async def make_tasks(
     try:
         for fire in fires:
             records = []
-            for number, item in enumerate(items.encoded, 1):
+            for number, item in enumerate(items, 1):
                 records.append(_make_item(schedule, consumer, fire, item, now=now))
                 if number % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
-            made.append(FireTasks(fire, records, items.skipped))
+            made.append(FireTasks(fire, records))
         return await _leave_out(consumer, made)
     except StoreError:
         raise

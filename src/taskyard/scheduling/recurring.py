@@ -275,7 +275,7 @@ class RecurringLoop:
         for known in (self._seen, self._quiet, self._told):
             for name in known.keys() - names:
                 del known[name]
-                self._items.forget(name)
+        self._items.retain(names)
 
     def _tell(self, name: str, why: str) -> None:
         if self._told.get(name) != why:
