@@ -105,6 +105,35 @@ def test_a_day_at_the_shell(shell: Shell, url: str) -> None:
     assert SECRET not in everything
 
 
+def test_devices_on_a_server(shell: Shell, url: str) -> None:
+    """Devices are added, steered, watched and removed on PostgreSQL as on a file."""
+
+    def do(*arguments: str) -> Done:
+        return shell.here(*arguments, TASKYARD_STORE=url)
+
+    assert do("migrate").code == 0
+    watch = shell.start("device", "watch", TASKYARD_STORE=url)
+    watch.hear("watching")
+    for name in ("emu-1", "emu-2"):
+        assert do("device", "add", name, "--pool", "phones", "--adapter", "simulated").code == 0
+    assert "device emu-2" in watch.hear("emu-2")
+    assert do("device", "label", "emu-1", "role=eu").code == 0
+    assert do("device", "edit", "emu-1", "--setting", "seed=3").code == 0
+    assert [one["changed"] for one in do("device", "drain", "--all", "--json").json] == [True, True]
+    assert do("device", "take", "emu-2", "--for", "30m", "--reason", "a bug").code == 0
+    assert "a bug" in watch.hear("taken")
+    first, second = do("device", "ls", "--json").json
+    assert (first["labels"], first["settings"], first["number"]) == ({"role": "eu"}, {"seed": 3}, 1)
+    assert (second["state"], second["orders"]["drained"] is None) == ("taken", False)
+    assert "no run on a device matches" in do("device", "history").out
+    assert "2 devices" in do("device", "watch", "--once").out
+    assert do("device", "rm", "emu-1", "emu-3").code == 1
+    assert [one["name"] for one in do("device", "ls", "--json").json] == ["emu-2"]
+    assert do("audit", "--device", "emu-2", "--json").json["entries"][0]["command"] == "take"
+    watch.signal(signal.SIGTERM)
+    assert watch.end() == 0
+
+
 def test_steering_on_a_server(shell: Shell, url: str) -> None:
     """Tasks, all that match, and queues are steered on PostgreSQL as on a file."""
 

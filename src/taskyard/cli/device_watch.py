@@ -15,11 +15,14 @@ from taskyard.application.interface import Application
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.device_frame import DeviceFrame
 from taskyard.cli.errors import DONE
-from taskyard.cli.live import FRAME_S, canceled_by_sigterm, note, read_latest
+from taskyard.cli.live import canceled_by_sigterm, note, read_latest
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.story import print_event
 from taskyard.cli.text import clock_time
 from taskyard.model.event import DEVICE_KINDS, EventFilter, EventKind
+
+FRAME_S = 0.5
+"""Seconds between frames, and between two readings at least: times are shown in whole seconds."""
 
 ONCE_LINES = 24
 """Lines of a single frame at least, also on a lower terminal: nothing scrolls it."""
