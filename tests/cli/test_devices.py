@@ -1,6 +1,7 @@
 """`taskyard device`: what devices do, and steering them, on a store that a worker serves or nobody does."""
 
 import json
+import signal
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -48,6 +49,22 @@ def test_a_farm_at_work_is_shown(farm: Farm) -> None:
     assert (detail["tally"]["completed"], detail["tally"]["success_rate"]) == (1, 1.0)
     assert [(run["account"], run["outcome"]) for run in detail["runs"]] == [(7, "completed")]
     assert "it takes tasks again" in farm.ok("return", busy["name"])
+
+
+def test_devices_of_a_dead_worker_are_down(farm: Farm) -> None:
+    """A worker that was killed leaves no device that looks busy or idle, also if nobody takes its tasks back."""
+    worker, _ = farm.serve()
+    assert farm.enqueue("daily", 7, path=str(farm.shell.folder / "gate"))
+    worker.hear("daily has begun")
+    worker.signal(signal.SIGKILL)
+    worker.end()
+    found = farm.json("ls")
+    assert {one["state"] for one in found} == {"down"}
+    assert all(one["reason"].startswith("its node ") for one in found)
+    (held,) = [one for one in found if one["task"]]
+    assert (held["account"], held["consumer"]) == (7, "daily")
+    assert "is dead" in farm.ok("show", held["name"])
+    assert json.loads(farm.ok("watch", "--once", "--json"))["pools"][0]["states"] == {"down": 2}
 
 
 def test_devices_that_nobody_serves_are_down(farm: Farm) -> None:

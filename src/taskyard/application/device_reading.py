@@ -20,7 +20,7 @@ from taskyard.application.device_documents import (
 from taskyard.application.errors import unknown_device
 from taskyard.device_admin import Devices
 from taskyard.errors import InvalidInput
-from taskyard.model.device import DeviceState, DeviceStatus, RunTally
+from taskyard.model.device import DeviceHealth, DeviceState, DeviceStatus, RunTally
 from taskyard.model.notes import AuditStamp
 from taskyard.model.redaction import Redactor, redact
 from taskyard.model.state import TaskState
@@ -60,10 +60,25 @@ async def find_last_ends(devices: Devices, pool: str | None, count: int) -> dict
     return ends
 
 
+async def mark_dead(store: Store, statuses: Sequence[DeviceStatus]) -> list[DeviceStatus]:
+    """The same, but a device whose node is dead or silent is down. The store leaves it with that node, and its task as
+    running, until another node takes both back: if there is none, for ever."""
+    nodes = await store.nodes() if any(status.node for status in statuses) else []
+    dead = set(await store.dead_nodes()) if nodes else set()
+    dead |= {status.node.incarnation for status in nodes if status.is_silent}
+    return [_without_node(status) if status.node in dead else status for status in statuses]
+
+
+def _without_node(status: DeviceStatus) -> DeviceStatus:
+    health = DeviceHealth(reason=f"its node {status.node_name} is dead", beat_at=status.health.beat_at)
+    return msgspec.structs.replace(status, health=health)
+
+
 async def describe_devices(
     store: Store, statuses: Sequence[DeviceStatus], ends: Mapping[str, datetime], *, now: datetime, reveal: bool = False
 ) -> tuple[DeviceDocument, ...]:
     running = await find_running(store, statuses)
+    statuses = await mark_dead(store, statuses)
     return tuple(
         DeviceDocument(**device_fields(one, running.get(one.task), ends.get(one.name), now=now, reveal=reveal))
         for one in statuses

@@ -34,6 +34,7 @@ from taskyard.application.device_reading import (
     device_fields,
     find_last_ends,
     find_running,
+    mark_dead,
     read_history,
 )
 from taskyard.application.errors import NotQuarantined, UnknownPool, describe_error, unknown_device
@@ -78,7 +79,7 @@ class LocalDevices:
     async def get(self, name: str, *, limit: int = 10, reveal: bool = False) -> DeviceDetail:
         yard, devices = self._context.yard, self._context.yard.devices
         check_limit(limit)
-        status = await self._get(name)
+        (status,) = await mark_dead(yard.store, [await self._get(name)])
         running = await find_running(yard.store, [status])
         runs = [run for _, run in await devices.history(device=name, limit=limit)]
         ends = [run.finished_at for run in runs if run.finished_at is not None]
