@@ -100,7 +100,6 @@ async def add(application: LocalApplication, *names: str, **settings: Any) -> No
 # --- at work ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("DEV-13")
 async def test_the_overview_follows_devices_and_their_tasks(store: str) -> None:
     """Busy with task, account and consumer, then idle since the run ended; the pool has its queue and its success rate;
     the events are newest first."""
@@ -128,7 +127,6 @@ async def test_the_overview_follows_devices_and_their_tasks(store: str) -> None:
         assert [event.seq for event in ended.events] == sorted((event.seq for event in ended.events), reverse=True)
 
 
-@pytest.mark.spec("DEV-17")
 async def test_history_is_added_up_and_paged(store: str) -> None:
     """Rates by device and by account, the lowest first; an account keeps its type; the pages of the runs join."""
     work = Work(store)

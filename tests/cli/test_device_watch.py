@@ -99,7 +99,6 @@ def a_farm(count: int) -> list[DeviceDocument]:
     return [a_device(n, state, reason="no answer") for n, state in enumerate(kinds, 1)]
 
 
-@pytest.mark.spec("DEV-13")
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("count", [0, 1, 4, 12, 50, 500, 2000])
 def test_a_frame_fits_any_window(count: int, width: int, height: int) -> None:

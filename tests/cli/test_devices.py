@@ -15,7 +15,6 @@ from tests.cli.farm import ADD, Farm
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("DEV-13")
 def test_a_farm_at_work_is_shown(farm: Farm) -> None:
     """A device that runs a task is busy, with task, account, node and labels; a drained one lets its task go on, and is
     drained when that has ended. `show` of the task names device and number."""
@@ -205,7 +204,6 @@ def test_what_makes_no_sense_is_a_usage_error(farm: Farm, words: tuple[str, ...]
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("DEV-13")
 def test_each_device_is_answered_for(farm: Farm) -> None:
     """One that is unknown is refused with close names, the others are changed, and the exit code is 1; what changes
     nothing says so."""
@@ -259,7 +257,6 @@ def test_many_devices_are_asked_about(farm: Farm) -> None:
 # --- history and accounts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("DEV-17")
 def test_history_counts_runs_by_device_and_account(farm: Farm) -> None:
     """Success rates per device and per account, the lowest first, and the runs with their errors; an account that
     fails again and again is quarantined, listed and released."""
