@@ -9,34 +9,33 @@ from taskyard.devices import Device, GameAccount, RecoverySettings, SimulatedDev
 from taskyard.model.device import DeviceState
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.memory import MemoryStore
-from taskyard.stores.postgres import PostgresStore
 from tests.devices.farm import Work, eventually, phones, serving
 from tests.devices.test_pool import become
+from tests.engine.leases import TimedStore
 
 SEVEN, EIGHT = GameAccount(7), GameAccount(8)
 DAILY, WEEKLY = Task(source="daily"), Task(source="weekly")
 
 
 @pytest.mark.spec("DEV-05", "DEV-12")
-async def test_a_node_that_lost_its_lease_serves_anew(postgres_url, caplog):
+async def test_a_node_that_lost_its_lease_serves_anew(caplog):
     """A node that the others gave up lets go of its devices, joins anew and serves them again; its task runs again."""
     caplog.set_level(logging.INFO, "taskyard")
-    work, other = Work(), PostgresStore(postgres_url, clock=SystemClock())
-    async with serving(postgres_url, work, devices=1) as service:
+    work, store = Work(), TimedStore(SystemClock(), lease_s=3.0)
+    async with serving(store, work, devices=1) as service:
         assert await service.enqueue(DAILY, SEVEN)
         await work.next()
         before, actor = service.yard._engine.incarnation, service.workers[1]
-        await other.open()
-        await other.rescue(before)
+        await store.rescue(before)
+        store.leases[before].is_given_up = True
         assert await work.next() == ("daily", 7, "emu-1")
         assert service.yard._engine.incarnation != before
         assert service.workers[1] is not actor
         assert "device emu-1 is let go: this node" in caplog.text
         work.let_go()
         await eventually(service.yard, lambda: not service.workers[1].current)
-        (record,) = await service.yard.store.list_tasks(TaskFilter(queue="devices"))
+        (record,) = await store.list_tasks(TaskFilter(queue="devices"))
         assert record.recoveries == 1
-        await other.close()
 
 
 @pytest.mark.spec("DEV-05")
