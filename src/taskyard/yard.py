@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -171,6 +172,8 @@ class Yard(Registering, YardDevices, YardSteering):
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
         self._max_payload_bytes = max_payload_bytes
+        self._lease: LeaseSettings | None = None
+        self._jitter: Callable[[], float] = random.random
         self._queues: dict[str, QueueSettings] = {}
         self._unbucketed: set[str] = set()
         self._placeless: set[str] = set()
@@ -502,7 +505,7 @@ class Yard(Registering, YardDevices, YardSteering):
             settings=replace(
                 self._settings,
                 serve=serve,
-                lease=LeaseSettings(stall_s=find_stall_s()),
+                lease=self._lease or LeaseSettings(stall_s=find_stall_s()),
                 checks=self._checks,
                 middleware=tuple(self._middleware),
                 item_functions=self.schedules.functions,
@@ -512,6 +515,7 @@ class Yard(Registering, YardDevices, YardSteering):
                     middleware=tuple(self._middleware),
                 ),
             ),
+            jitter=self._jitter,
             sinks=self._sinks,
         )
 

@@ -22,6 +22,7 @@ from tests.torture import (
     cancels,
     cron,
     dedupe,
+    devices,
     fencing,
     full,
     histories,
@@ -100,6 +101,7 @@ SCENARIOS: dict[str, Scenario] = {
         for store in histories.STORES
     },
     "simulation": Scenario(simulation.run, 20_000, 100_000),
+    "devices": Scenario(devices.run, 200, 1_000),
 }
 
 

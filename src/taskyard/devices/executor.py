@@ -27,7 +27,7 @@ class DeviceExecutor:
         self, actors: Mapping[str, WorkerActor], *, clock: Clock | None = None, leave_s: float = LEAVE_S
     ) -> None:
         self._actors, self._clock, self._leave_s = actors, clock or SystemClock(), leave_s
-        self._items: set[WorkItem] = set()
+        self._items: dict[WorkItem, None] = {}
         self._done = 0
         self._is_closed = False
 
@@ -66,7 +66,7 @@ class DeviceExecutor:
             if run is not None:
                 run.clear_interrupt()
             return failed(refusal)
-        self._items.add(item)
+        self._items[item] = None
         item.ended.add_done_callback(lambda _: self._on_end(item))
         timer = None
         if request.wait_s is not None:
@@ -108,5 +108,5 @@ class DeviceExecutor:
             await self._clock.wait(ended, self._clock.monotonic() + self._leave_s)
 
     def _on_end(self, item: WorkItem) -> None:
-        self._items.discard(item)
+        self._items.pop(item, None)
         self._done += 1

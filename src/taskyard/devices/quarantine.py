@@ -29,14 +29,14 @@ class AccountWatch:
 
     def __init__(self, pool: str, after: int | None, clock: Clock) -> None:
         self._pool, self._after, self._clock = pool, after, clock
-        self._noted: set[tuple[str, str]] = set()
+        self._noted: dict[tuple[str, str], None] = {}
         self._released: dict[tuple[str, str], datetime] = {}
         self._known: frozenset[tuple[str, str]] = frozenset()
 
     def note(self, account: str, consumer: str) -> None:
         """The store has taken a failed run of this account and consumer."""
         if self._after is not None:
-            self._noted.add((account, consumer))
+            self._noted[account, consumer] = None
 
     async def look(self, store: DeviceStore, roster: Roster, *, by: str) -> None:
         """Quarantine those that are to be. What the store does not take is kept for the next look."""
@@ -46,7 +46,7 @@ class AccountWatch:
         for pair in list(self._noted):
             if pair not in roster.quarantined:
                 await self._judge(store, *pair, by=by)
-            self._noted.discard(pair)
+            self._noted.pop(pair, None)
 
     async def _judge(self, store: DeviceStore, account: str, consumer: str, *, by: str) -> None:
         assert self._after is not None

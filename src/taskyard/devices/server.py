@@ -69,6 +69,7 @@ class PoolServer:
         self._pool, self._definitions, self._adapters = pool, definitions, tuple(adapters)
         self._places, self._roster, self._accounts = places, roster, accounts
         self._clock, self._settings = clock, settings
+        self._jitter: Callable[[], float] = random.random
         self.host = socket.gethostname()
         self.actors: dict[str, WorkerActor] = {}
         """The actors by the names of their devices, until they have let go of them."""
@@ -76,8 +77,8 @@ class PoolServer:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._unusable: dict[str, str] = {}
         """Why a device has no actor, by its name: its definition makes no sense here."""
-        self._to_report: set[str] = set()
-        self._given_up: set[str] = set()
+        self._to_report: dict[str, None] = {}
+        self._given_up: dict[str, None] = {}
         """Devices whose actors ask for a quarantine."""
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -235,15 +236,16 @@ class PoolServer:
         if asked:
             mine.update(await self._devices_store.serve_devices(node, asked))
         self._is_missing_some = not mine >= wanted.keys()
-        for name in mine & self.actors.keys() - wanted.keys():
+        for name in [name for name in self.actors if name in mine and name not in wanted]:
             self._close_actor(name, "another host is to serve the device")
         for name in [name for name in self._unusable if name not in mine]:
             del self._unusable[name]
-        let_go = [name for name in mine if name not in wanted and name not in self.actors]
+        let_go = [name for name in known if name in mine and name not in wanted and name not in self.actors]
         if let_go:
             await self._devices_store.unserve_devices(node, let_go)
-        for name in mine & wanted.keys():
-            self._fit(known[name])
+        for name, status in wanted.items():
+            if name in mine:
+                self._fit(status)
         self._is_missing_some |= bool(self._unusable)
 
     def _is_wanted(self, spec: DeviceSpec) -> bool:
@@ -276,14 +278,14 @@ class PoolServer:
             if self._unusable.get(name) != reason:
                 log.warning("device %s cannot be served: %s", name, reason, extra={"device": name})
                 self._unusable[name] = reason
-                self._to_report.add(name)
+                self._to_report[name] = None
             return
         self._unusable.pop(name, None)
         actor = WorkerActor(
             spec,
             adapter,
             clock=self._clock,
-            jitter=random.random,
+            jitter=self._jitter,
             settings=self._settings,
             changed=self._actor_changed,
             orders=status.orders,
@@ -310,9 +312,9 @@ class PoolServer:
             return
         if name not in self._closing:
             self._places.set_ready(name, actor.takes_tasks)
-        self._to_report.add(name)
+        self._to_report[name] = None
         if actor.gave_up:
-            self._given_up.add(name)
+            self._given_up[name] = None
         self._wake.set()
 
     # --- which no more ------------------------------------------------------------------------------------------------
@@ -335,7 +337,7 @@ class PoolServer:
         else:
             log.info("device %s is let go: %s", name, reason, extra={"device": name})
             self._places.remove(name)
-            self._to_report.discard(name)
+            self._to_report.pop(name, None)
         self._closing[name] = self._spawn(self._end_actor(actor, grace_s), f"taskyard-device-{name}-end")
 
     async def _end_actor(self, actor: WorkerActor, grace_s: float | None) -> None:
@@ -352,7 +354,7 @@ class PoolServer:
 
     async def _report(self, node: str) -> None:
         """Write what has changed in the health of the devices, all in one go."""
-        names, self._to_report = self._to_report, set()
+        names, self._to_report = self._to_report, {}
         reports = [DeviceReport(name, health) for name in names if (health := self._health(name)) is not None]
         if not reports:
             return
@@ -386,7 +388,7 @@ class PoolServer:
                     actor.set_orders(status.orders)
                 except UnknownDevice:
                     pass  # it was removed meanwhile: the next look finds that out
-            self._given_up.discard(name)
+            self._given_up.pop(name, None)
 
     async def _log_length(self) -> None:
         if not self._is_length_noted or self._store is None:

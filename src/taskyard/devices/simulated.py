@@ -83,7 +83,7 @@ class SimulatedDevice(DeviceDefinition):
         """How many calls it has answered."""
         self._clock: Clock = clock or SystemClock()
         self._chance: random.Random | None = None
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[asyncio.Event, None] = {}
         self.link = 0
         """Grows when all connections break, which are of the link at which they were made."""
         self._unplugged_until: float | None = None
@@ -287,11 +287,11 @@ class SimulatedDevice(DeviceDefinition):
     async def _wait(self, until_mono: float | None) -> None:
         """Until then, or until something has changed."""
         wake = asyncio.Event()
-        self._waiting.add(wake)
+        self._waiting[wake] = None
         try:
             await self._clock.wait(wake, None if until_mono == float("inf") else until_mono)
         finally:
-            self._waiting.discard(wake)
+            del self._waiting[wake]
 
     def _wake(self) -> None:
         for wake in self._waiting:

@@ -23,6 +23,10 @@ T = TypeVar("T")
 PROCESS: ContextVar[Process | None] = ContextVar("taskyard_simulated_process", default=None)
 
 
+TIDY_AT = 4096
+"""So many asyncio tasks are kept before those that have ended are dropped."""
+
+
 class Stalled(Exception):
     """Nothing is ready, and no timer is set: whatever is waited for will never come."""
 
@@ -34,6 +38,7 @@ class Process:
         self.name = name
         self.is_frozen = self.is_dead = self.was_frozen = False
         self.tasks: list[asyncio.Task[Any]] = []
+        self._tidy_at = TIDY_AT
         self._loop = loop
         self._held: list[Handle] = []
         self.context = copy_context()
@@ -47,6 +52,11 @@ class Process:
     def spawn(self, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `coro` as a part of this process, in a context of its own."""
         return self._loop.create_task(coro, context=self.context.copy())
+
+    def add_task(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.append(task)
+        if len(self.tasks) >= self._tidy_at:
+            self.tasks, self._tidy_at = _only_open(self.tasks)
 
     def kill(self) -> None:
         """Now, wherever its code is: nothing of it runs any more, not even what cleans up."""
@@ -80,6 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._at_hand: list[Handle] = []
         self._timers: list[TimerHandle] = []
         self._tasks: list[asyncio.Task[Any]] = []
+        self._tidy_at = TIDY_AT
         self.set_exception_handler(self._note_broken)
 
     def time(self) -> float:
@@ -110,13 +121,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """All tasks are kept: one that is collected while it waits would clean up at a time of the collector's own."""
+        """All open tasks are kept: one that is collected while it waits would clean up at a time of the collector's
+        own."""
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.append(task)
+        if len(self._tasks) >= self._tidy_at:
+            self._tasks, self._tidy_at = _only_open(self._tasks)
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
-            process.tasks.append(task)
+            process.add_task(task)
         return task
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """There are no threads: it is done at once."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     def add_ready(self, handle: Handle) -> None:
         self._at_hand.append(handle)
@@ -173,6 +198,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             asyncio._set_running_loop(None)
         self._tasks.clear()
+
+
+def _only_open(tasks: list[asyncio.Task[Any]]) -> tuple[list[asyncio.Task[Any]], int]:
+    """Those that have not ended, and the length at which to look again."""
+    left = [task for task in tasks if not task.done()]
+    return left, max(TIDY_AT, 2 * len(left))
 
 
 def _end(coro: Any) -> None:
