@@ -36,6 +36,21 @@ class OnPhone:
         self.phone.reconnect()
 
 
+@dataclass
+class OnEmulated(OnPhone):
+    """An adapter behind which a real adb server reaches the phone: it is gone, or back, when the server can see it."""
+
+    emulated: EmulatedAdbDevice
+
+    async def disconnect(self) -> None:
+        self.phone.disconnect()
+        await self.emulated.settled()
+
+    async def reconnect(self) -> None:
+        self.phone.reconnect()
+        await self.emulated.settled()
+
+
 class TestSimulated(DeviceContract):
     @pytest.fixture
     async def device(self) -> DeviceUnderTest:
@@ -53,7 +68,7 @@ class TestAdb(DeviceContract):
             definition = AdbDevice(
                 1, serial=emulated.serial, server_host="127.0.0.1", server_port=adb_server.port, app="com.example.game"
             )
-            yield OnPhone(phone, definition.make_adapter())
+            yield OnEmulated(phone, definition.make_adapter(), emulated)
 
 
 class TestAdbBeforeAndroid7(TestAdb):
@@ -66,7 +81,7 @@ class TestAdbBeforeAndroid7(TestAdb):
             definition = AdbDevice(
                 1, serial=emulated.serial, server_host="127.0.0.1", server_port=adb_server.port, app="com.example.game"
             )
-            yield OnPhone(phone, definition.make_adapter())
+            yield OnEmulated(phone, definition.make_adapter(), emulated)
 
 
 SSH = """#!/bin/sh

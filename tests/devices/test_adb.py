@@ -5,11 +5,14 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from taskyard.devices import AdbDevice, SimulatedDevice
+from taskyard.devices.adb import BOOT_ID
 from taskyard.devices.kinds import make_definition
+from taskyard.devices.simulated_shell import ShellResult
 from taskyard.errors import DeviceError, DeviceLost, InvalidInput
 from taskyard.ports.device import DeviceAdapter
 from taskyard.testing.adb_device import EmulatedAdbDevice
@@ -79,6 +82,7 @@ async def test_an_unknown_serial_is_told(adb_server: AdbServer) -> None:
 async def test_an_address_where_nothing_listens_is_told(adb_server: AdbServer, emulated: EmulatedAdbDevice) -> None:
     """What adb says of an address that it cannot reach is part of the error."""
     emulated.phone.disconnect()
+    await emulated.settled()
     with pytest.raises(DeviceLost, match="Connection refused"):
         await reach(emulated.serial, adb_server).connect()
 
@@ -171,6 +175,43 @@ async def test_an_emulator_is_reached_by_its_name(adb_server: AdbServer, emulate
     await adapter.close()
 
 
+async def test_an_emulated_phone_has_settled_when_it_listens(
+    adb_server: AdbServer, emulated: EmulatedAdbDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a phone that is back listens late: until then it has not settled. If it is gone again by then,
+    it refuses connections."""
+    adapter = await reached(emulated.serial, adb_server)
+    may_listen, start = asyncio.Event(), asyncio.start_server
+
+    async def start_late(*arguments: Any, **options: Any) -> asyncio.Server:
+        await may_listen.wait()
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "start_server", start_late)
+    emulated.phone.disconnect()
+    await emulated.settled()
+    emulated.phone.reconnect()
+    settling = asyncio.create_task(emulated.settled())
+    with pytest.raises(DeviceLost, match="Connection refused"):
+        await adapter.connect()
+    assert not settling.done()
+    may_listen.set()
+    await settling
+    await adapter.connect()
+    emulated.phone.disconnect()
+    await emulated.settled()
+    may_listen.clear()
+    emulated.phone.reconnect()
+    with pytest.raises(DeviceLost, match="Connection refused"):
+        await adapter.connect()
+    emulated.phone.disconnect()
+    may_listen.set()
+    await emulated.settled()
+    with pytest.raises(DeviceLost, match="Connection refused"):
+        await adapter.connect()
+    await adapter.close()
+
+
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
@@ -192,15 +233,23 @@ async def test_a_phone_that_goes_down_late_is_not_taken_for_a_booted_one(
     adb_server: AdbServer, emulated: EmulatedAdbDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A phone that answers for a while after it was told to reboot is told from one that is up again."""
-    reboot = emulated.phone.reboot
-    has_rebooted = asyncio.Event()
+    reboot, run = emulated.phone.reboot, emulated.phone.run
+    is_told, is_asked, has_rebooted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def reboot_late() -> None:
-        await asyncio.sleep(1.5)
+        is_told.set()
+        await is_asked.wait()
         await reboot()
         has_rebooted.set()
 
+    async def run_meanwhile(link: int | None, command: str) -> ShellResult:
+        result = await run(link, command)
+        if is_told.is_set() and BOOT_ID in command:
+            is_asked.set()
+        return result
+
     monkeypatch.setattr(emulated.phone, "reboot", reboot_late)
+    monkeypatch.setattr(emulated.phone, "run", run_meanwhile)
     adapter = await reached(emulated.serial, adb_server)
     await adapter.restart()
     assert has_rebooted.is_set()

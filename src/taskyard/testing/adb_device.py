@@ -56,6 +56,9 @@ class EmulatedAdbDevice:
         self._port_keeper: socket.socket | None = None
         """Bound and not listening: nothing else gets the port while the device refuses connections."""
         self._listening: asyncio.Task[None] | None = None
+        self._open_link: int | None = None
+        """The link of the phone that it listens for; None while it refuses connections."""
+        self._changed = asyncio.Event()
         self._transports: set[asyncio.Task[None]] = set()
 
     @property
@@ -68,9 +71,9 @@ class EmulatedAdbDevice:
         self._port_keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._port_keeper.bind(("127.0.0.1", self.port))
         self.port = self._port_keeper.getsockname()[1]
-        is_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._listening = asyncio.create_task(self._listen(is_open))
-        await is_open
+        self._listening = asyncio.create_task(self._listen())
+        self._listening.add_done_callback(lambda _: self._changed.set())
+        await self.settled()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -81,17 +84,36 @@ class EmulatedAdbDevice:
         if self._port_keeper is not None:
             self._port_keeper.close()
 
-    async def _listen(self, is_open: asyncio.Future[None]) -> None:
+    async def settled(self) -> None:
+        """Return when it takes connections, or refuses them, as its phone does now. It follows a moment after controls
+        such as `disconnect` and `reconnect`, and a host that tries meanwhile meets what was before."""
+        while self._open_link != (self.phone.link if self.phone.is_connectable else None):
+            self._changed.clear()
+            await self._changed.wait()
+            if self._listening is not None and self._listening.done():
+                self._listening.result()  # why it cannot listen
+
+    async def _listen(self) -> None:
         """Refuse connections while the phone takes none: adb waits for 10 s if one is closed before it has begun."""
         while True:
             await self.phone.connectable()
-            server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, reuse_port=True)
-            if not is_open.done():
-                is_open.set_result(None)
+            link = self.phone.link
+            server = await asyncio.start_server(
+                self._serve, "127.0.0.1", self.port, reuse_port=True, start_serving=False
+            )
             try:
-                await self.phone.broken(self.phone.link)
+                # Race: the phone may have gone again during the await above. From here on nothing comes between.
+                if link == self.phone.link:
+                    self._follow(link)
+                    await server.start_serving()
+                await self.phone.broken(link)
             finally:
                 server.close()
+                self._follow(None)
+
+    def _follow(self, link: int | None) -> None:
+        self._open_link = link
+        self._changed.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
