@@ -1,11 +1,13 @@
 """What a node does when it loses its devices: its lease, one device, or the device itself for good."""
 
+import asyncio
 import logging
 
 import pytest
 
 from taskyard import EventKind, ExecutorService, Task, TaskFilter
-from taskyard.devices import Device, GameAccount, RecoverySettings, SimulatedDevice
+from taskyard.devices import Device, DeviceConsumer, GameAccount, RecoverySettings, SimulatedDevice
+from taskyard.errors import DeviceLost
 from taskyard.model.device import DeviceState
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.memory import MemoryStore
@@ -117,3 +119,36 @@ async def test_two_yards_of_one_process_share_a_store():
 
         await eventually(first.yard, is_over)
         assert {account for _, account, _ in work.order} == set(range(4))
+
+
+@pytest.mark.spec("DEV-05")
+async def test_a_cleanup_ends_before_others_serve_the_device(monkeypatch):
+    """A node that has lost its lease leaves a cleanup little time; then each call on its device is a `DeviceLost`."""
+    monkeypatch.setattr("taskyard.devices.actor.REVOKED_CLEANUP_S", 0.2)
+    cut: asyncio.Queue[str] = asyncio.Queue()
+    begun: asyncio.Queue[str] = asyncio.Queue()
+
+    class Daily(DeviceConsumer):
+        name = "daily"
+
+        async def execute(self, device, account):
+            begun.put_nowait(device.name)
+            await asyncio.Event().wait()
+
+        async def cleanup(self, device, account):
+            try:
+                while True:
+                    await device.shell("am force-stop game")
+            except DeviceLost as error:
+                cut.put_nowait(str(error))
+                raise
+
+    service = ExecutorService(phones(1, latency_s=0.01), registry=[Daily()], heartbeat_s=1.0, grace_s=0)
+    async with service:
+        assert await service.enqueue(DAILY, SEVEN)
+        assert await begun.get() == "emu-1"
+        actor = service.workers[1]
+        await service.yard.store.rescue(service.yard._engine.incarnation)
+        assert (await cut.get()).startswith("emu-1 is lost: this node ")
+        await eventually(service.yard, lambda: service.workers.get(1) not in (None, actor))
+        assert await begun.get() == "emu-1"

@@ -33,6 +33,13 @@ log = logging.getLogger("taskyard.devices")
 INBOX_AT_MOST = 1
 """Items that wait for this device: a pool hands over one when the last has ended, and more would only be stuck here."""
 
+REREAD_S = 5.0
+"""Seconds between two looks at the wall clock while a device is taken for a time: somebody may set that clock."""
+
+REVOKED_CLEANUP_S = 2.0
+"""Seconds: how long the code of a run may use a device that another node may serve soon. A node that has lost its lease
+of 15 s has 3 s until others take over."""
+
 AFTER_FAULT_S = 1.0
 """Seconds until an actor that has failed itself goes on: no busy loop."""
 
@@ -74,6 +81,8 @@ class WorkerActor:
         self._is_running = self._is_closing = self._has_ended = self._is_stepping = False
         self._context: contextvars.Context | None = None
         self._interrupt_mono: float | None = None
+        self._cut_mono: float | None = None
+        """When code and actor stop to use the device, because another node may serve it."""
         self._told, self._logged = self._facts(), self.state
 
     def __repr__(self) -> str:
@@ -108,7 +117,7 @@ class WorkerActor:
             return DeviceState.QUARANTINED
         if orders.taken is not None and self.current is None:
             return DeviceState.TAKEN
-        if not self._care.is_up or self._is_closing:
+        if not self._care.is_up or self._care.is_let_go or self._is_closing:
             return DeviceState.DOWN
         if orders.drained is not None or orders.taken is not None:
             return DeviceState.DRAINING
@@ -173,6 +182,15 @@ class WorkerActor:
         """New labels, for the next run. Another address or other settings need another actor."""
         self.spec = spec
 
+    def revoke(self, reason: str) -> None:
+        """Another node may serve the device soon, so close this actor. What runs is interrupted; 2 s later neither its
+        cleanup nor the actor can use the device any more."""
+        self._is_closing = True
+        if self._cut_mono is None:
+            self._cut_mono = self._clock.monotonic() + REVOKED_CLEANUP_S
+            self._lose_run(reason)
+        self._wake.set()
+
     async def close(self, *, grace_s: float | None = None) -> None:
         """Take nothing more, and return when the run has ended and the adapter has let go. After `grace_s`, if it is
         given, the run is interrupted as if the device were lost; code that ignores that is left behind."""
@@ -236,7 +254,7 @@ class WorkerActor:
         if self._is_closing and self._may_end():
             times.append(self._care.let_go(now))
             self._has_ended = times[-1] is None
-        elif self._must_let_go():
+        elif self._must_let_go(now):
             times.append(self._care.let_go(now))
             times.append(self._back_mono(now))
         else:
@@ -293,7 +311,9 @@ class WorkerActor:
             self._end_run(item, now)
             return None
         if self._interrupt_mono is not None and now >= self._interrupt_mono:
-            self._lose_run("the device is closed")
+            self._interrupt_run(item, "the device is closed")
+        if self._is_cut(now) and item.device is not None:
+            item.device.cut_off()
         if item.due_mono is not None and now >= item.due_mono:
             if item.cause is None:
                 item.expire()
@@ -301,12 +321,18 @@ class WorkerActor:
                 item.interrupt()  # its cleanup has had its time
             item.graces += 1
             item.due_mono = now + self._settings.cleanup_grace_s if item.graces == 1 else None
-        times = [time for time in (item.due_mono, self._interrupt_mono) if time is not None and time > now]
+        times = [time for time in (item.due_mono, self._interrupt_mono, self._cut_mono) if time and time > now]
         return min(times, default=None)
 
     def _lose_run(self, reason: str) -> None:
         item = self.current
-        if item is not None and item.cause is None:
+        if item is not None:
+            if item.device is not None:
+                item.device.lose(reason)
+            self._interrupt_run(item, reason)
+
+    def _interrupt_run(self, item: WorkItem, reason: str) -> None:
+        if item.cause is None:
             item.lose(reason)
             item.graces, item.due_mono = 1, self._clock.monotonic() + self._settings.cleanup_grace_s
 
@@ -341,19 +367,23 @@ class WorkerActor:
         item = self.current
         return item is None or (self._interrupt_mono is not None and item.graces >= 2)
 
-    def _must_let_go(self) -> bool:
-        if self.gave_up:
+    def _is_cut(self, now: float) -> bool:
+        return self._cut_mono is not None and now >= self._cut_mono
+
+    def _must_let_go(self, now: float) -> bool:
+        if self.gave_up or self._is_cut(now):
             return True
         orders = self._orders_now
         is_set_aside = orders.taken is not None or orders.quarantined is not None
         return is_set_aside and (self._care.is_let_go or self.current is None)
 
     def _back_mono(self, now: float) -> float | None:
-        """When a device that was taken for a time comes back."""
+        """When to look whether a device that was taken for a time is back."""
         until = self._orders.taken_until
         if until is None or self._orders.quarantined is not None or self.gave_up:
             return None
-        return now + max((until - self._clock.now()).total_seconds(), 0.0)
+        left_s = (until - self._clock.now()).total_seconds()
+        return now + min(max(left_s, 0.0), REREAD_S)
 
     # --- telling ------------------------------------------------------------------------------------------------------
 

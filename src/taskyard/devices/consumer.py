@@ -63,8 +63,12 @@ async def run_on_device(
         device.close()
         raise
     except BaseException as exc:
-        await _run_through(_end(device, exc, cleanup, cleanup_timeout_s))
-        raise
+        is_lost = isinstance(exc, asyncio.CancelledError) and device.lost_reason
+        error = device.lost() if is_lost else exc
+        await _run_through(_end(device, error, cleanup, cleanup_timeout_s))
+        if error is exc:
+            raise
+        raise error from exc
     if cleanup is None:
         try:
             await device.recording.keep_steps()
@@ -72,6 +76,10 @@ async def run_on_device(
             device.close()
         return result
     ended, is_cancelled = await _run_through(_end(device, None, cleanup, cleanup_timeout_s))
+    if is_cancelled and device.lost_reason:
+        text = "the device was lost during the cleanup: the work was done, and may be done again on another device"
+        log.warning(text, extra={"device": device.name})
+        raise device.lost()
     if is_cancelled:
         raise asyncio.CancelledError
     if ended is not None:

@@ -67,6 +67,10 @@ class Device:
         """The last screen that was searched, for what, and what was found."""
         self._turn = asyncio.Lock()
         self._users: set[asyncio.Task[object]] = set()
+        self._limit: asyncio.Timeout | None = None
+        """Of the call under way."""
+        self.lost_reason = ""
+        """Why the run has lost the device, as its actor says."""
         self._is_closed = False
 
     @property
@@ -261,19 +265,40 @@ class Device:
         user = asyncio.current_task()
         assert user is not None
         async with self._turn:
+            if self._is_closed and self.lost_reason:
+                raise self.lost()
             if self._is_closed:
                 raise DeviceError(f"the run on {quote(self.name)} has ended: its code can no longer use the device")
             limit = asyncio.timeout(limit_s)
             self._users.add(user)
+            self._limit = limit
             try:
                 async with limit:
                     return await call()
             except TimeoutError:
+                if limit.expired() and self._is_closed:
+                    raise self.lost() from None
                 if limit.expired():
                     raise DeviceLost(f"{shorten(self.name)} did not answer within {limit_s:g} s") from None
                 raise
             finally:
                 self._users.discard(user)
+                self._limit = None
+
+    def lose(self, reason: str) -> None:
+        """The run has lost the device. Its cleanup may still try to use it."""
+        self.lost_reason = self.lost_reason or reason
+
+    def lost(self) -> DeviceLost:
+        """The error of a run that has lost the device."""
+        return DeviceLost(f"{shorten(self.name)} is lost: {self.lost_reason}")
+
+    def cut_off(self) -> None:
+        """From now on each call is a `DeviceLost`, the one under way included."""
+        self.lose("another node may use it")
+        self._is_closed = True
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """The run has ended. What it has left behind, such as an asyncio task, can no longer use the device."""

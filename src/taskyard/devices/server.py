@@ -326,6 +326,7 @@ class PoolServer:
 
     def _lose(self, name: str, reason: str) -> None:
         """The device is not ours any more: nothing of ours may go on there."""
+        self.actors[name].revoke(reason)
         self._close_actor(name, reason, grace_s=0.0)
 
     def _close_actor(self, name: str, reason: str, *, grace_s: float | None = None) -> None:

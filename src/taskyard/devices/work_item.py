@@ -37,7 +37,8 @@ class WorkItem:
         self.finished: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.queued_at = clock.now()
-        self.device = ""
+        self.device: Device | None = None
+        """What its code uses, once it has begun."""
         self.is_started = self.is_over = self.is_detached = False
         self.cause: Cause | None = None
         self.began_mono = 0.0
@@ -82,7 +83,7 @@ class WorkItem:
     def begin(self, device: Device, thread: DeviceThread, told: Callable[[], None]) -> None:
         """Start the code. `told` is called on the loop when it has ended."""
         run, now_mono = self.request.run, self.clock.monotonic()
-        self.device, self._told = device.name, told
+        self.device, self._told = device, told
         self.is_started, self.began_mono, self._started_at = True, now_mono, self.clock.now()
         if self.request.timeout_s is not None:
             self.due_mono = now_mono + self.request.timeout_s
@@ -224,7 +225,10 @@ class WorkItem:
         run, raised = self.request.run, self._raised
         if self._refusal is not None:
             return self._refusal
-        is_cancel = isinstance(raised, asyncio.CancelledError) and run is not None and run.cancel_requested
+        is_cut_short = isinstance(raised, asyncio.CancelledError) or (
+            self.cause is Cause.LOST and isinstance(raised, DeviceLost)
+        )
+        is_cancel = is_cut_short and run is not None and run.cancel_requested
         if self.cause is None and not isinstance(raised, DeviceLost):
             if raised is None:
                 return None
@@ -239,4 +243,4 @@ class WorkItem:
             run.keep_exception(raised)
         if self.cause is Cause.EXPIRED:
             return timed_out(self.request.timeout_s or 0.0)
-        return device_lost(self.device)
+        return device_lost("" if self.device is None else self.device.name)
