@@ -19,9 +19,9 @@ from taskyard.model.device import (
     DeviceStatus,
     DrainDevice,
     EditDevice,
+    GiveBackDevice,
     QuarantinedAccount,
     QuarantineDevice,
-    ReturnDevice,
     RunFilter,
     RunTally,
     TakeDevice,
@@ -114,7 +114,7 @@ class Devices:
 
     async def give_back(self, name: str, *, reason: str = "", by: str = CODE) -> DeviceStatus:
         """Take back all orders: the device is no longer drained, taken or quarantined."""
-        return await self._ask(name, ReturnDevice(check_reason(reason)), by)
+        return await self._ask(name, GiveBackDevice(check_reason(reason)), by)
 
     async def quarantine(self, name: str, *, reason: str = "", by: str = CODE) -> DeviceStatus:
         """Set the device aside until `give_back`."""

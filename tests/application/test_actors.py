@@ -15,8 +15,8 @@ from taskyard.application.device_documents import (
     DeviceChange,
     DeviceRequest,
     DrainDevice,
+    GiveBackDevice,
     QuarantineDevice,
-    ReturnDevice,
     TakeDevice,
 )
 from taskyard.application.interface import Application
@@ -174,7 +174,7 @@ async def label_device(application: LocalApplication) -> None:
 
 async def order_device(application: LocalApplication) -> None:
     await add_device(application)
-    for command in (DrainDevice(), TakeDevice(for_s=60.0), QuarantineDevice(), ReturnDevice(), ReturnDevice()):
+    for command in (DrainDevice(), TakeDevice(for_s=60.0), QuarantineDevice(), GiveBackDevice(), GiveBackDevice()):
         await application.devices.apply(["emu-1", "emu-2"], command)
 
 
@@ -202,7 +202,7 @@ CALLS: dict[str, tuple[Callable[[LocalApplication], Awaitable[None]], list[str]]
     "devices.add": (add_device, ["add_device"]),
     "devices.edit": (edit_device, ["add_device", "edit"]),
     "devices.label": (label_device, ["add_device", "edit"]),
-    "devices.apply": (order_device, ["add_device", "drain", "take", "quarantine", "return"]),
+    "devices.apply": (order_device, ["add_device", "drain", "take", "quarantine", "give_back"]),
     "devices.remove": (remove_device, ["add_device", "remove_device"]),
     "devices.release": (release_account, ["quarantine_account", "release_account"]),
     "schedules.put": (put_schedule, ["put_schedule"]),

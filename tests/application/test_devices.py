@@ -17,8 +17,8 @@ from taskyard.application.device_documents import (
     DeviceOverview,
     DeviceRequest,
     DrainDevice,
+    GiveBackDevice,
     QuarantineDevice,
-    ReturnDevice,
     RunQuery,
     TakeDevice,
 )
@@ -175,7 +175,7 @@ COMMANDS = [
     pytest.param(b'{"type":"drain","reason":"moving"}', DrainDevice(reason="moving"), id="drain"),
     pytest.param(b'{"type":"take","for_s":60}', TakeDevice(for_s=60.0), id="take"),
     pytest.param(b'{"type":"quarantine"}', QuarantineDevice(), id="quarantine"),
-    pytest.param(b'{"type":"return"}', ReturnDevice(), id="return"),
+    pytest.param(b'{"type":"give_back"}', GiveBackDevice(), id="give_back"),
 ]
 
 

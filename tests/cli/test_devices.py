@@ -48,7 +48,7 @@ def test_a_farm_at_work_is_shown(farm: Farm) -> None:
     detail = farm.json("show", busy["name"])
     assert (detail["tally"]["completed"], detail["tally"]["success_rate"]) == (1, 1.0)
     assert [(run["account"], run["outcome"]) for run in detail["runs"]] == [(7, "completed")]
-    assert "it takes tasks again" in farm.ok("return", busy["name"])
+    assert "it takes tasks again" in farm.ok("give-back", busy["name"])
 
 
 def test_devices_of_a_dead_worker_are_down(farm: Farm) -> None:
@@ -209,7 +209,7 @@ def test_each_device_is_answered_for(farm: Farm) -> None:
     done = farm.do("drain", "emu-1", "emu-3", "emu-2", "--reason", "moving")
     assert done.code == 1
     first, second, third = done.out.splitlines()
-    assert first.startswith("emu-1  ✘ down; it takes no tasks until: taskyard device return emu-1")
+    assert first.startswith("emu-1  ✘ down; it takes no tasks until: taskyard device give-back emu-1")
     assert "no device 'emu-3' is in this store; did you mean" in second
     assert third.startswith("emu-2")
     assert "it was drained already; nothing to change" in farm.ok("drain", "emu-1")
@@ -227,9 +227,9 @@ def test_a_device_is_taken_for_a_time(farm: Farm) -> None:
     left = datetime.fromisoformat(taken["until"]) - datetime.now(UTC)
     assert timedelta(minutes=29) < left <= timedelta(minutes=30)
     assert (taken["state"], taken["reason"], taken["by"][:4]) == ("taken", "a bug", "cli:")
-    (given,) = farm.json("return", "emu-1")
+    (given,) = farm.json("give-back", "emu-1")
     assert (given["device"]["state"], given["device"]["orders"]["taken"]) == ("down", None)
-    assert "it was neither drained, taken nor quarantined" in farm.ok("return", "emu-1")
+    assert "it was neither drained, taken nor quarantined" in farm.ok("give-back", "emu-1")
     assert "■ quarantined" in farm.ok("quarantine", "emu-1", "--reason", "it burns")
     assert "■ 1 quarantined" in farm.ok("ls")
 
@@ -246,7 +246,7 @@ def test_many_devices_are_asked_about(farm: Farm) -> None:
     farm.ok("drain", "--pool", "phones", "--yes")
     assert [bool(one["orders"]["drained"]) for one in farm.json("ls", "--pool", "phones")] == [True] * 6
     assert farm.json("ls", "--pool", "gpus")[0]["orders"]["drained"] is None
-    assert len(farm.ok("return", "--all", "--yes").splitlines()) == 7
+    assert len(farm.ok("give-back", "--all", "--yes").splitlines()) == 7
     typed = farm.shell.on_a_terminal("device", "drain", "--all", "--store", farm.shell.url, typed="y\n")
     assert "Drain 7 devices?" in typed.out
     assert all(one["orders"]["drained"] for one in farm.json("ls"))

@@ -58,7 +58,7 @@ class DrainDevice(_Order, tag="drain", frozen=True, kw_only=True):
 
 
 class TakeDevice(_Order, tag="take", frozen=True, kw_only=True):
-    """Use it by hand, for so many seconds or until it is returned; what runs on it ends first."""
+    """Use it by hand, for so many seconds or until it is given back; what runs on it ends first."""
 
     for_s: float | None = None
 
@@ -69,14 +69,14 @@ class TakeDevice(_Order, tag="take", frozen=True, kw_only=True):
 
 
 class QuarantineDevice(_Order, tag="quarantine", frozen=True, kw_only=True):
-    """Set it aside until it is returned."""
+    """Set it aside until it is given back."""
 
 
-class ReturnDevice(_Order, tag="return", frozen=True, kw_only=True):
+class GiveBackDevice(_Order, tag="give_back", frozen=True, kw_only=True):
     """Take back every order: it is no longer drained, taken or quarantined."""
 
 
-DeviceCommand = DrainDevice | TakeDevice | QuarantineDevice | ReturnDevice
+DeviceCommand = DrainDevice | TakeDevice | QuarantineDevice | GiveBackDevice
 """What a person asks of a device."""
 
 

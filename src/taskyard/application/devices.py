@@ -18,10 +18,10 @@ from taskyard.application.device_documents import (
     DeviceReceipt,
     DeviceRequest,
     DrainDevice,
+    GiveBackDevice,
     QuarantinedAccountDocument,
     QuarantineDevice,
     ReleaseReceipt,
-    ReturnDevice,
     RunQuery,
     TakeDevice,
     account_document,
@@ -209,7 +209,7 @@ class LocalDevices:
                 return await devices.take(name, for_s=for_s, reason=reason, by=by)
             case QuarantineDevice(reason=reason):
                 return await devices.quarantine(name, reason=reason, by=by)
-            case ReturnDevice(reason=reason):
+            case GiveBackDevice(reason=reason):
                 return await devices.give_back(name, reason=reason, by=by)
 
     async def _each(self, names: Sequence[str], do: _Do) -> tuple[DeviceReceipt, ...]:

@@ -255,7 +255,7 @@ def drain_command(
 def take_command(
     names: NamesArgument,
     for_: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="For so long, 30m; else until it is returned.")
+        str | None, typer.Option("--for", metavar="TIME", help="For so long, 30m; else until you give it back.")
     ] = None,
     reason: ReasonOption = "",
     *,
@@ -273,8 +273,8 @@ def take_command(
     return _order(Target(store, yard), command, {"names": names}, as_json=as_json)
 
 
-@devices.command("return")
-def return_command(
+@devices.command("give-back")
+def give_back_command(
     names: AnyNamesArgument = None,
     *,
     pool: WholePoolOption = None,
@@ -286,10 +286,10 @@ def return_command(
     yard: AppOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Return devices to their pool: they are no longer drained, taken or quarantined."""
-    from taskyard.application.device_documents import ReturnDevice
+    """Give devices back to their pool: they are no longer drained, taken or quarantined."""
+    from taskyard.application.device_documents import GiveBackDevice
 
-    command = ReturnDevice(reason=reason)
+    command = GiveBackDevice(reason=reason)
     chosen = {"names": names or (), "pool": pool, "everything": everything, "yes": yes, "dry_run": dry_run}
     return _order(Target(store, yard), command, chosen, as_json=as_json)
 
@@ -302,7 +302,7 @@ def quarantine_command(
     yard: AppOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Set devices aside until they are returned."""
+    """Set devices aside until they are given back."""
     from taskyard.application.device_documents import QuarantineDevice
 
     return _order(Target(store, yard), QuarantineDevice(reason=reason), {"names": names}, as_json=as_json)

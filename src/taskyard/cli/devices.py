@@ -20,8 +20,8 @@ from taskyard.application.device_documents import (
     DeviceReceipt,
     DeviceRequest,
     DrainDevice,
+    GiveBackDevice,
     QuarantineDevice,
-    ReturnDevice,
     TakeDevice,
 )
 from taskyard.application.interface import Application
@@ -271,7 +271,7 @@ _VERBS: dict[type[DeviceCommand], str] = {
     DrainDevice: "drain",
     TakeDevice: "take",
     QuarantineDevice: "quarantine",
-    ReturnDevice: "return",
+    GiveBackDevice: "give back",
 }
 
 
@@ -285,16 +285,16 @@ def _order_text(receipt: DeviceReceipt, command: DeviceCommand, now: datetime) -
         case DrainDevice() if device.task:
             return f"{task}, and no new one starts"
         case DrainDevice() | QuarantineDevice():
-            return "it takes no tasks until: taskyard device return " + clean(device.name)
+            return "it takes no tasks until: taskyard device give-back " + clean(device.name)
         case TakeDevice() if device.task:
             return f"{task}; it is yours when that has ended {until_text(device.until, now)}".rstrip()
         case TakeDevice():
             until = until_text(device.until, now)
-            back = f"give it back with: taskyard device return {clean(device.name)}"
+            back = f"give it back with: taskyard device give-back {clean(device.name)}"
             return f"it is yours {until}; {back}" if until else f"it is yours; {back}"
-        case ReturnDevice() if device.state is _S.DOWN:
+        case GiveBackDevice() if device.state is _S.DOWN:
             return f"it takes tasks when it is up: {clean(device.reason)}"
-        case ReturnDevice():
+        case GiveBackDevice():
             return "it takes tasks again"
 
 
@@ -302,7 +302,7 @@ _ALREADY: dict[type[DeviceCommand], str] = {
     DrainDevice: "drained already",
     TakeDevice: "taken already",
     QuarantineDevice: "quarantined already",
-    ReturnDevice: "neither drained, taken nor quarantined",
+    GiveBackDevice: "neither drained, taken nor quarantined",
 }
 
 

@@ -31,7 +31,7 @@ VERBS = {
     _K.DEVICE_DRAINED: "drained",
     _K.DEVICE_TAKEN: "taken",
     _K.DEVICE_QUARANTINED: "quarantined",
-    _K.DEVICE_RETURNED: "returned",
+    _K.DEVICE_GIVEN_BACK: "given back",
     _K.ACCOUNT_QUARANTINED: "quarantined",
     _K.ACCOUNT_RELEASED: "released",
 }
@@ -46,7 +46,7 @@ STYLES |= {
     _K.DEVICE_DOWN: "red",
     _K.DEVICE_DRAINED: "magenta",
     _K.DEVICE_TAKEN: "yellow",
-    _K.DEVICE_RETURNED: "green",
+    _K.DEVICE_GIVEN_BACK: "green",
     _K.ACCOUNT_RELEASED: "green",
 }
 STYLES |= dict.fromkeys(ALERTS, "bold red")

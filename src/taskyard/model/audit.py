@@ -34,6 +34,7 @@ SHELL_WORDS = {
     "priority": ("set_priority",),
     "run-again": ("run_again",),
     "stop-after-current": ("stop_after_current",),
+    "give-back": ("give_back",),
     "set": ("set_concurrency",),
     "add": ("add_device", "put_schedule"),
     "rm": ("remove_device", "remove_schedule"),

@@ -145,12 +145,12 @@ class TakeDevice(msgspec.Struct, frozen=True, tag="take"):
 
 
 class QuarantineDevice(msgspec.Struct, frozen=True, tag="quarantine"):
-    """Set it aside until somebody returns it."""
+    """Set it aside until somebody gives it back."""
 
     reason: str = ""
 
 
-class ReturnDevice(msgspec.Struct, frozen=True, tag="return"):
+class GiveBackDevice(msgspec.Struct, frozen=True, tag="give_back"):
     """Take back every order: it is no longer drained, taken or quarantined. It gets a task when it is up."""
 
     reason: str = ""
@@ -166,7 +166,7 @@ class EditDevice(msgspec.Struct, frozen=True, tag="edit"):
     reason: str = ""
 
 
-DeviceCommand = DrainDevice | TakeDevice | QuarantineDevice | ReturnDevice | EditDevice
+DeviceCommand = DrainDevice | TakeDevice | QuarantineDevice | GiveBackDevice | EditDevice
 
 
 def order_device(orders: DeviceOrders, command: DeviceCommand, *, by: str, now: datetime) -> DeviceOrders:
@@ -181,7 +181,7 @@ def order_device(orders: DeviceOrders, command: DeviceCommand, *, by: str, now: 
             return msgspec.structs.replace(orders, taken=stamp, taken_until=until)
         case QuarantineDevice():
             return orders if orders.quarantined else msgspec.structs.replace(orders, quarantined=stamp)
-        case ReturnDevice():
+        case GiveBackDevice():
             return orders if orders == DeviceOrders() else DeviceOrders()
         case EditDevice():
             return orders

@@ -46,7 +46,7 @@ class EventKind(StrEnum):
     DEVICE_DRAINED = "device_drained"
     DEVICE_TAKEN = "device_taken"
     DEVICE_QUARANTINED = "device_quarantined"
-    DEVICE_RETURNED = "device_returned"
+    DEVICE_GIVEN_BACK = "device_given_back"
     ACCOUNT_QUARANTINED = "account_quarantined"
     ACCOUNT_RELEASED = "account_released"
 

@@ -22,8 +22,8 @@ from taskyard.model.device import (
     DeviceStatus,
     DrainDevice,
     EditDevice,
+    GiveBackDevice,
     QuarantineDevice,
-    ReturnDevice,
     TakeDevice,
     edit_device,
     order_device,
@@ -184,7 +184,7 @@ _TOLD: dict[type[DeviceCommand], EventKind] = {
     DrainDevice: EventKind.DEVICE_DRAINED,
     TakeDevice: EventKind.DEVICE_TAKEN,
     QuarantineDevice: EventKind.DEVICE_QUARANTINED,
-    ReturnDevice: EventKind.DEVICE_RETURNED,
+    GiveBackDevice: EventKind.DEVICE_GIVEN_BACK,
 }
 
 

@@ -24,9 +24,9 @@ from taskyard.model.device import (
     DeviceStatus,
     DrainDevice,
     EditDevice,
+    GiveBackDevice,
     QuarantinedAccount,
     QuarantineDevice,
-    ReturnDevice,
     RunFilter,
     RunTally,
     TakeDevice,
@@ -301,15 +301,15 @@ class OrderedDeviceContract(Desk):
         tick(clock, 5)
         assert (await command(store, "emu-1", QuarantineDevice("again"), by="bob")).orders == status.orders
         assert await kept(store).device_stamp() == stamp
-        returned = await command(store, "emu-1", ReturnDevice())
-        assert (returned.orders, returned.state_at(clock.now())) == (DeviceOrders(), DeviceState.IDLE)
+        given_back = await command(store, "emu-1", GiveBackDevice())
+        assert (given_back.orders, given_back.state_at(clock.now())) == (DeviceOrders(), DeviceState.IDLE)
         assert await kept(store).device_stamp() > stamp
         events = await told(store, after)
         assert [(event.kind, event.actor, event.code) for event in events] == [
             (K.DEVICE_DRAINED, "ann", "fan"),
             (K.DEVICE_TAKEN, "ann", "debug"),
             (K.DEVICE_QUARANTINED, "node-1", "smoke"),
-            (K.DEVICE_RETURNED, "ann", ""),
+            (K.DEVICE_GIVEN_BACK, "ann", ""),
         ]
         assert [event.kind for event in events if event.is_alert] == [K.DEVICE_QUARANTINED]
 
