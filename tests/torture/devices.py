@@ -22,7 +22,7 @@ def run(_folder: Path, *, trials: int, seed: int) -> Figures:
         return figures
     seen: Counter[str] = Counter()
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=4) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
         for failures, counts in pool.map(run_seeds, [[one] for one in range(seed, seed + trials)]):
             figures.failures += failures
             seen.update(counts)
