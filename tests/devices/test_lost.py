@@ -143,12 +143,15 @@ async def test_a_cleanup_ends_before_others_serve_the_device(monkeypatch):
                 cut.put_nowait(str(error))
                 raise
 
-    service = ExecutorService(phones(1, latency_s=0.01), registry=[Daily()], heartbeat_s=1.0, grace_s=0)
+    store = TimedStore(SystemClock(), lease_s=3.0)
+    service = ExecutorService(phones(1, latency_s=0.01), registry=[Daily()], store=store, heartbeat_s=1.0, grace_s=0)
     async with service:
         assert await service.enqueue(DAILY, SEVEN)
         assert await begun.get() == "emu-1"
         actor = service.workers[1]
-        await service.yard.store.rescue(service.yard._engine.incarnation)
+        node = service.yard._engine.incarnation
+        await store.rescue(node)
+        store.leases[node].is_given_up = True
         assert (await cut.get()).startswith("emu-1 is lost: this node ")
         await eventually(service.yard, lambda: service.workers.get(1) not in (None, actor))
         assert await begun.get() == "emu-1"
