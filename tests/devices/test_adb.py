@@ -5,11 +5,12 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from taskyard.devices import AdbDevice, SimulatedDevice
+from taskyard.devices import AdbDevice, SimulatedDevice, adb_client
 from taskyard.devices.adb import BOOT_ID
 from taskyard.devices.kinds import make_definition
 from taskyard.devices.simulated_shell import ShellResult
@@ -71,6 +72,23 @@ async def test_no_server_is_started_on_another_machine(own_server: AdbServer) ->
     definition = AdbDevice(1, serial="phone", server_host="127.0.0.2", server_port=own_server.port)
     with pytest.raises(DeviceLost, match=f"start it there with `adb -a -P {own_server.port} start-server`"):
         await definition.make_adapter().connect()
+
+
+async def test_the_server_does_not_get_the_address_of_the_store(
+    own_server: AdbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server outlives the program: it gets no variable of ours, which may have a password, and all others."""
+    adb = tmp_path / "adb"
+    adb.write_text(f"#!/bin/sh\nenv >{tmp_path}/environment\nexit 1\n")
+    adb.chmod(0o700)
+    monkeypatch.setattr(adb_client, "adb_path", lambda: str(adb))
+    monkeypatch.setenv("TASKYARD_STORE", "postgresql://me:secret@db/farm")
+    monkeypatch.setenv("LAB", "3")
+    with pytest.raises(DeviceLost, match="none starts"):
+        await reach("phone", own_server).connect()
+    lines = (tmp_path / "environment").read_text().splitlines()
+    assert {"LAB=3", "ADB_MDNS=0"} <= set(lines)
+    assert not [line for line in lines if "TASKYARD" in line or "secret" in line]
 
 
 async def test_an_unknown_serial_is_told(adb_server: AdbServer) -> None:
@@ -319,6 +337,27 @@ async def test_a_phone_that_stops_in_the_middle_of_a_file_is_lost(
     await adapter.push(b"1", "/sdcard/file")
     assert await adapter.pull("/sdcard/file") == b"1"
     await adapter.close()
+
+
+@pytest.mark.parametrize("has_shell_v2", [True, False])
+async def test_what_is_too_large_is_cut_off(
+    adb_server: AdbServer, monkeypatch: pytest.MonkeyPatch, has_shell_v2: bool
+) -> None:
+    """Output, a screenshot and a file of a size that memory should not hold are a `DeviceError`; the device goes on."""
+    monkeypatch.setattr(adb_client, "LARGEST_OUTPUT", 1 << 20)
+    monkeypatch.setattr(adb_client, "LARGEST_PULL", 1 << 20)
+    async with EmulatedAdbDevice(SimulatedDevice(1), has_shell_v2=has_shell_v2) as emulated:
+        adapter = await reached(emulated.serial, adb_server)
+        emulated.phone.draw = lambda: bytes(2 << 20)  # type: ignore[method-assign]
+        await adapter.push(bytes((1 << 20) + 1), "/sdcard/file")
+        for call in (adapter.shell("seq 300000"), adapter.screenshot(), adapter.pull("/sdcard/file")):
+            with pytest.raises(DeviceError, match="wrote more than 1 MB") as caught:
+                await call
+            assert not isinstance(caught.value, DeviceLost)
+        await adapter.push(bytes(1 << 20), "/sdcard/file")
+        assert await adapter.pull("/sdcard/file") == bytes(1 << 20)
+        await adapter.health()
+        await adapter.close()
 
 
 @pytest.mark.spec("DEV-08")

@@ -2,15 +2,16 @@
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from taskyard.devices import CommandDevice
+from taskyard.devices import CommandDevice, command
 from taskyard.devices.kinds import make_definition
 from taskyard.errors import DeviceError, DeviceLost, InvalidInput
 from taskyard.ports.device import DeviceAdapter
-from tests.devices.waiting import until
+from tests.devices.waiting import PATIENCE_S, until
 
 
 async def connected(**settings: object) -> DeviceAdapter:
@@ -84,6 +85,90 @@ async def test_a_program_that_is_not_there_loses_the_device() -> None:
         await connected(health="no-such-program -L")
 
 
+async def test_a_command_that_names_no_program_is_its_own_fault() -> None:
+    """On this machine a missing program is an error of the command, and so is a command that no process can get."""
+    device = await connected()
+    for line, match in [("no-such-program", "cannot run"), ("echo a\0b", "is no command"), ("-x", "cannot run")]:
+        with pytest.raises(DeviceError, match=match) as caught:
+            await device.shell(line)
+        assert not isinstance(caught.value, DeviceLost)
+    with pytest.raises(DeviceError, match="too long") as caught:
+        await device.shell(f"echo {'x' * 200_000}")
+    assert not isinstance(caught.value, DeviceLost)
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Path:
+    """Stands for ssh: it keeps the commands that it gets, and reaches the machine unless the file `down` exists."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\n"
+        'cd "$(dirname "$0")" && echo "$2" >>commands\n'
+        '[ ! -e down ] || { echo "ssh: connect to host $1: No route to host" >&2; exit 255; }\n'
+        'exec sh -c "$2"\n'
+    )
+    ssh.chmod(0o700)
+    return ssh
+
+
+async def test_an_option_is_never_handed_to_the_prefix(ssh: Path) -> None:
+    """ssh reads options after the name of the host, and `-oProxyCommand=…` would run on this machine."""
+    device = await connected(prefix=f"{ssh} lab-3")
+    for line in ("-oProxyCommand=touch /tmp/here", "  -v"):
+        with pytest.raises(DeviceError, match="begins with -, which the program of the prefix would take"):
+            await device.shell(line)
+    assert (ssh.parent / "commands").read_text().split() == ["true"]
+
+
+async def test_ssh_itself_has_to_fail_before_the_machine_is_lost(ssh: Path) -> None:
+    """A command that ends with the status of a broken ssh is an ordinary failure while ssh reaches the machine, also if
+    it is the health command."""
+    device = await connected(prefix=f"{ssh} lab-3")
+    with pytest.raises(DeviceError, match="ended with status 255") as caught:
+        await device.shell("exit 255")
+    assert not isinstance(caught.value, DeviceLost)
+    with pytest.raises(DeviceError, match="ended with status 255") as caught:
+        await connected(prefix=f"{ssh} lab-3", health="exit 255")
+    assert not isinstance(caught.value, DeviceLost)
+    (ssh.parent / "down").touch()
+    for call in (device.shell("true"), device.health()):
+        with pytest.raises(DeviceLost, match="ssh does not reach it: ssh: connect to host lab-3: No route"):
+            await call
+
+
+async def test_commands_do_not_get_the_address_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`TASKYARD_STORE` may have a password, so no command gets a variable of ours; it gets all others."""
+    monkeypatch.setenv("TASKYARD_STORE", "postgresql://me:secret@db/farm")
+    monkeypatch.setenv("LAB", "3")
+    device = await connected(restart="sh -c 'test -z \"$TASKYARD_STORE\"'")
+    lines = (await device.shell("env")).splitlines()
+    assert "LAB=3" in lines
+    assert not [line for line in lines if "TASKYARD" in line or "secret" in line]
+    await device.restart()
+
+
+async def test_output_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that writes too much, as output or as errors, is killed with all that it has started, at once; a file
+    that is too large to pull is refused. The device goes on."""
+    device = await connected()
+    began = time.monotonic()
+    with pytest.raises(DeviceError, match="more than 64 MB; let a command write to a file and pull that") as caught:
+        await device.shell(f"sh -c 'sleep 600 & echo $! >{tmp_path}/child; yes'", timeout_s=600)
+    assert not isinstance(caught.value, DeviceLost)
+    child = int((tmp_path / "child").read_text())
+    await until(lambda: not _is_running(child))
+    with pytest.raises(DeviceError, match="more than 64 MB"):
+        await device.shell("sh -c 'yes >&2'", timeout_s=600)
+    assert time.monotonic() - began < PATIENCE_S
+    monkeypatch.setattr(command, "LARGEST_PULL", 1 << 20)
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    assert await device.pull(f"{tmp_path}/file") == bytes(1 << 20)
+    (tmp_path / "file").write_bytes(bytes((1 << 20) + 1))
+    with pytest.raises(DeviceError, match=r"more than 1 MB; .* pull a larger file in parts"):
+        await device.pull(f"{tmp_path}/file")
+    await device.health()
+
+
 async def test_a_copy_without_progress_is_given_up(tmp_path: Path) -> None:
     """A push that goes nowhere is a `DeviceLost` after `timeout_s`, and one that is slow is not."""
     stuck = await connected(prefix="sh -c 'case $0 in *cat*) sleep 600;; esac'", timeout_s=0.3)
@@ -137,6 +222,8 @@ def test_a_stored_device_is_made_again() -> None:
         ({"health": "echo 'open"}, "is no command line"),
         ({"health": "true", "prefix": 'ssh "lab'}, "is no command line"),
         ({"health": "true", "timeout_s": -1}, "timeout_s"),
+        ({"health": "-oProxyCommand=true", "prefix": "ssh lab"}, "begins with -"),
+        ({"health": "true", "prefix": "ssh lab", "restart_app": " -v"}, "begins with -"),
     ],
 )
 def test_settings_that_make_no_sense_are_told(settings: dict[str, str], match: str) -> None:

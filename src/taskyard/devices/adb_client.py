@@ -6,7 +6,6 @@ that is sent is sent whole: with a timeout, `socket.send` may send a part only, 
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
 import struct
@@ -20,6 +19,8 @@ from typing import BinaryIO, cast
 
 from adbutils import AdbClient, AdbConnection, AdbError, AdbTimeout, adb_path
 
+from taskyard.devices.device_process import child_environment
+from taskyard.devices.device_settings import LARGEST_OUTPUT, LARGEST_PULL, output_too_large
 from taskyard.errors import DeviceError, DeviceLost
 
 CONNECT_S = 3.0
@@ -145,6 +146,7 @@ class AdbCall(AdbClient):  # type: ignore[misc] # adbutils is not typed
         with self.open(f"shell,v2,raw:{command}") as stream:
             while True:
                 kind, length = struct.unpack("<BI", stream.receive(5))
+                _check_size(len(output) + length, LARGEST_OUTPUT)
                 data = stream.receive(length)
                 if kind == 3:
                     return data[0], bytes(output)
@@ -177,13 +179,14 @@ class AdbCall(AdbClient):  # type: ignore[misc] # adbutils is not typed
             stream.expect_sync(b"OKAY")
 
     def pull(self, source: str) -> bytes:
-        parts = []
+        content = bytearray()
         with self.open("sync:") as stream:
             path = source.encode()
             stream.conn.sendall(struct.pack("<4sI", b"RECV", len(path)) + path)
             while (length := stream.expect_sync(b"DATA", b"DONE")) is not None:
-                parts.append(stream.receive(length))
-        return b"".join(parts)
+                _check_size(len(content) + length, LARGEST_PULL)
+                content += stream.receive(length)
+        return bytes(content)
 
     def reboot(self) -> None:
         with self.open("reboot:") as stream:
@@ -226,19 +229,26 @@ class _Connection(AdbConnection):  # type: ignore[misc] # adbutils is not typed
 
     def receive_all(self) -> bytes:
         """All that comes until the other side closes."""
-        parts = []
+        content = bytearray()
         while part := self._socket.recv(CHUNK):
-            parts.append(part)
-        return b"".join(parts)
+            content += part
+            _check_size(len(content), LARGEST_OUTPUT)
+        return bytes(content)
 
     def expect_sync(self, *names: bytes) -> int | None:
         """The length in an answer of the file service that has one of these names; None if that ends it."""
         name, length = struct.unpack("<4sI", self.receive(8))
         if name == b"FAIL":
-            raise DeviceError(self.receive(length).decode(errors="replace"))
+            raise DeviceError(self.receive(min(length, CHUNK)).decode(errors="replace"))
         if name not in names:
             raise DeviceLost(f"the device broke the protocol of files with {name!r}")
         return int(length) if name == b"DATA" else None
+
+
+def _check_size(size: int, most: int) -> None:
+    """Closing the connection then ends the command on the device."""
+    if size > most:
+        raise output_too_large(most)
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -260,7 +270,8 @@ def ensure_server(host: str, port: int) -> None:
                 [binary, "-P", str(port), "start-server"],
                 check=False,
                 # Without this it listens to the network as well, for phones that announce themselves.
-                env={"ADB_MDNS": "0", **os.environ},
+                # It outlives this program.
+                env={"ADB_MDNS": "0", **child_environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

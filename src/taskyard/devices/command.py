@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from taskyard.devices.definitions import DeviceDefinition
-from taskyard.devices.device_process import run_process
+from taskyard.devices.device_process import CannotStart, run_process
 from taskyard.devices.device_settings import (
+    LARGEST_OUTPUT,
+    LARGEST_PULL,
     check_seconds,
     check_settings,
     command_failed,
@@ -28,8 +30,11 @@ DEFAULT_RESTART_TIMEOUT_S = 300.0
 
 RESTART_POLL_S = 1.0
 
-SSH_LOST = 255
-"""The exit status of ssh if it does not reach the machine."""
+SSH_FAILED = 255
+"""The exit status of ssh if it does not reach the machine; a command there may end with it as well."""
+
+NOTHING = "exit 0"
+"""The command that tells these two cases apart: every shell knows it, that of Windows too."""
 
 _SETTINGS = ("prefix", "health", "restart_app", "restart", "timeout_s", "restart_timeout_s")
 
@@ -41,6 +46,8 @@ class CommandDevice(DeviceDefinition):
     of that machine reads it. Other prefixes are to read one argument likewise, as `"docker exec box sh -c"` does.
     Without a prefix, commands run on this machine: each is split into words as a shell would split it, and no shell
     runs it, so that `|`, `>` and `$HOME` are plain text; `sh -c '…'` has them. The prefix itself is split likewise.
+    Behind a prefix no command may begin with `-`: ssh would take it for an option of its own. Commands do not get the
+    variables `TASKYARD_…` of this process.
 
     `health` is a command that succeeds while the device works. `restart_app` runs as other commands do. `restart` runs
     on this machine, without the prefix; then the device is back when `health` succeeds, within `restart_timeout_s`. A
@@ -69,6 +76,9 @@ class CommandDevice(DeviceDefinition):
         self.restart_timeout_s = check_seconds("restart_timeout_s", restart_timeout_s)
         for field in ("prefix", "health", "restart_app", "restart"):
             _check_command(field, getattr(self, field))
+        for field in ("health", "restart_app"):
+            if prefix and _looks_like_option(getattr(self, field)):
+                raise InvalidInput(OPTION, field=field, given=getattr(self, field))
         if not health.strip():
             raise InvalidInput("must be a command that succeeds while the device works", field="health", given=health)
 
@@ -108,6 +118,8 @@ class CommandAdapter:
         device = self._device
         try:
             await self._run(device.health, timeout_s=device.timeout_s)
+        except CannotStart as error:
+            raise DeviceLost(str(error)) from None
         except TimeoutError:
             limit_s = device.timeout_s
             raise DeviceLost(f"{device.name}: {quote(device.health)} did not end within {limit_s:g} s") from None
@@ -132,7 +144,7 @@ class CommandAdapter:
         await self._run_in_shell(f"{making}cat > {shlex.quote(target)}", content)
 
     async def pull(self, source: str) -> bytes:
-        return await self._run_in_shell(f"cat -- {shlex.quote(source)}")
+        return await self._run_in_shell(f"cat -- {shlex.quote(source)}", most=LARGEST_PULL)
 
     async def restart_app(self) -> None:
         if not self._device.restart_app:
@@ -147,7 +159,7 @@ class CommandAdapter:
             raise DeviceError(f"{device.name} has no command to restart it; give CommandDevice restart=…")
         try:
             async with asyncio.timeout(device.restart_timeout_s):
-                status, output, errors = await run_process(device.name, shlex.split(device.restart))
+                status, output, errors = await self._start(shlex.split(device.restart))
                 if status:
                     raise command_failed(device.name, device.restart, status, _text(errors or output))
                 await self._wait_until_healthy()
@@ -164,36 +176,79 @@ class CommandAdapter:
     def _refuse_screen(self) -> NoReturn:
         raise DeviceError(f"{self._device.name} has no screen: it is reached by commands alone")
 
-    async def _run_in_shell(self, script: str, content: bytes = b"") -> bytes:
+    async def _run_in_shell(self, script: str, content: bytes = b"", *, most: int = LARGEST_OUTPUT) -> bytes:
         """A script that needs a shell: behind a prefix there is one already."""
         command = script if self._device.prefix else shlex.join(["sh", "-c", script])
         idle_s = self._device.timeout_s
         try:
-            return await self._run(command, content=content, idle_s=idle_s)
+            return await self._run(command, content=content, idle_s=idle_s, most=most)
         except TimeoutError:
             raise DeviceLost(f"{self._device.name}: {quote(script)} made no progress for {idle_s:g} s") from None
 
     async def _run(
-        self, command: str, *, timeout_s: float | None = None, idle_s: float | None = None, content: bytes = b""
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        idle_s: float | None = None,
+        content: bytes = b"",
+        most: int = LARGEST_OUTPUT,
     ) -> bytes:
         """What a command wrote. `TimeoutError` if it takes longer, or makes no progress for `idle_s`."""
         device = self._device
         if not self._is_connected:
             raise DeviceLost(f"{device.name} is not connected; connect first")
-        prefix = shlex.split(device.prefix)
-        try:
-            words = [*prefix, command] if prefix else shlex.split(command)
-        except ValueError as error:
-            raise DeviceError(f"{device.name}: {quote(command)} is no command line: {error}") from None
+        words = self._split(command)
         if not words:
             return b""
         async with asyncio.timeout(timeout_s):
-            status, output, errors = await run_process(device.name, words, content, idle_s=idle_s)
-        if status == SSH_LOST and os.path.basename(words[0]) == "ssh":
-            raise DeviceLost(f"{device.name}: ssh does not reach it: {_text(errors)}")
+            status, output, errors = await self._start(words, content, idle_s=idle_s, most=most)
+        if status == SSH_FAILED and os.path.basename(words[0]) == "ssh":
+            await self._check_ssh()
         if status:
             raise command_failed(device.name, command, status, _text(errors or output))
         return output
+
+    def _split(self, command: str) -> list[str]:
+        """The words of the process that runs it; none if there is nothing to run."""
+        device = self._device
+        if device.prefix and _looks_like_option(command):
+            raise DeviceError(f"{device.name}: {quote(command)} {OPTION}")
+        try:
+            return [*shlex.split(device.prefix), command] if device.prefix else shlex.split(command)
+        except ValueError as error:
+            raise DeviceError(f"{device.name}: {quote(command)} is no command line: {error}") from None
+
+    async def _start(
+        self, words: list[str], content: bytes = b"", *, idle_s: float | None = None, most: int = LARGEST_OUTPUT
+    ) -> tuple[int, bytes, bytes]:
+        name = self._device.name
+        try:
+            return await run_process(words, content, idle_s=idle_s, most=most)
+        except CannotStart as error:
+            # Without a prefix it is the command that names a program which is not there.
+            kind = DeviceLost if self._device.prefix else CannotStart
+            raise kind(f"{name}: {error}") from None
+        except DeviceError as error:
+            raise DeviceError(f"{name}: {error}") from None
+
+    async def _check_ssh(self) -> None:
+        """A `DeviceLost` if ssh does not reach the machine now."""
+        name, limit_s = self._device.name, self._device.timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                status, output, errors = await self._start([*shlex.split(self._device.prefix), NOTHING])
+        except TimeoutError:
+            raise DeviceLost(f"{name}: ssh has not reached it within {limit_s:g} s") from None
+        if status == SSH_FAILED:
+            raise DeviceLost(f"{name}: ssh does not reach it: {_text(errors or output)}")
+
+
+OPTION = "begins with -, which the program of the prefix would take for an option; begin with the name of a program"
+
+
+def _looks_like_option(command: str) -> bool:
+    return command.lstrip().startswith("-")
 
 
 def _check_command(field: str, command: str) -> None:

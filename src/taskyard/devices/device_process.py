@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from taskyard.errors import DeviceLost
+from taskyard.devices.device_settings import LARGEST_OUTPUT, output_too_large
+from taskyard.errors import DeviceError
 
 CHUNK = 256 << 10
 """Bytes: what is written or read at once."""
@@ -17,28 +19,43 @@ KILL_WAIT_S = 5.0
 """Seconds: how long a killed process may take to end; one that the kernel blocks ends later."""
 
 
+OWN_VARIABLES = "TASKYARD_"
+"""How the names of our variables begin. `TASKYARD_STORE` may have the password of the store."""
+
+
+class CannotStart(DeviceError):
+    """The program of a command is missing or may not run."""
+
+
+def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a program of others: without our variables."""
+    return {name: value for name, value in environ.items() if not name.startswith(OWN_VARIABLES)}
+
+
 async def run_process(
-    device: str, words: Sequence[str], content: bytes = b"", *, idle_s: float | None = None
+    words: Sequence[str], content: bytes = b"", *, idle_s: float | None = None, most: int = LARGEST_OUTPUT
 ) -> tuple[int, bytes, bytes]:
     """The status of a command that reads `content`, what it wrote, and what it wrote of errors. `TimeoutError` if
-    nothing is read or written for `idle_s`. If it is not awaited to its end, its process group is killed."""
-    process = await _start(device, words, has_input=bool(content))
+    nothing is read or written for `idle_s`, `DeviceError` if it writes more than `most` bytes, `CannotStart` if it
+    cannot be started. If it is not awaited to its end, its process group is killed."""
+    process = await _start(words, has_input=bool(content))
     try:
         async with asyncio.timeout(idle_s) as limit:
-            output, errors = await _talk(process, content, lambda: _put_off(limit, idle_s))
+            output, errors = await _talk(process, content, most, lambda: _put_off(limit, idle_s))
             return await process.wait(), output, errors
     except BaseException:
         await _kill(process)
         raise
 
 
-async def _start(device: str, words: Sequence[str], *, has_input: bool) -> asyncio.subprocess.Process:
+async def _start(words: Sequence[str], *, has_input: bool) -> asyncio.subprocess.Process:
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=child_environment(),
             start_new_session=True,
         )
     )
@@ -48,8 +65,12 @@ async def _start(device: str, words: Sequence[str], *, has_input: bool) -> async
     except asyncio.CancelledError:
         starting.add_done_callback(_kill_started)
         raise
-    except (OSError, ValueError) as error:
-        raise DeviceLost(f"{device}: cannot run {words[0]!r}: {error}") from None
+    except ValueError as error:
+        raise DeviceError(f"{words[-1][:80]!r} is no command: {error}") from None
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise DeviceError("the command is too long; push a script and run that") from None
+        raise CannotStart(f"cannot run {words[0]!r}: {error}") from None
 
 
 def _kill_started(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
@@ -58,14 +79,18 @@ def _kill_started(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
 
 
 async def _talk(
-    process: asyncio.subprocess.Process, content: bytes, on_progress: Callable[[], None]
+    process: asyncio.subprocess.Process, content: bytes, most: int, on_progress: Callable[[], None]
 ) -> tuple[bytes, bytes]:
-    _, output, errors = await asyncio.gather(
-        _write(process.stdin, content, on_progress),
-        _read(process.stdout, on_progress),
-        _read(process.stderr, on_progress),
-    )
-    return output, errors
+    reading = [asyncio.create_task(_read(stream, most, on_progress)) for stream in (process.stdout, process.stderr)]
+    tasks = [asyncio.create_task(_write(process.stdin, content, on_progress)), *reading]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        # A stream has one reader, and `_kill` is the next one.
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return reading[0].result(), reading[1].result()
 
 
 def _put_off(limit: asyncio.Timeout, idle_s: float | None) -> None:
@@ -86,19 +111,27 @@ async def _write(stream: asyncio.StreamWriter | None, content: bytes, on_progres
     stream.close()
 
 
-async def _read(stream: asyncio.StreamReader | None, on_progress: Callable[[], None]) -> bytes:
-    parts = []
+async def _read(stream: asyncio.StreamReader | None, most: int, on_progress: Callable[[], None]) -> bytes:
+    content = bytearray()
     while stream is not None and (part := await stream.read(CHUNK)):
-        parts.append(part)
+        content += part
+        if len(content) > most:
+            raise output_too_large(most)
         on_progress()
-    return b"".join(parts)
+    return bytes(content)
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
     _kill_group(process)
     with suppress(TimeoutError):
         async with asyncio.timeout(KILL_WAIT_S):
-            await process.wait()
+            # asyncio stops reading a full stream. Then it sees neither the end of the pipe nor that of the process.
+            await asyncio.gather(_discard(process.stdout), _discard(process.stderr), process.wait())
+
+
+async def _discard(stream: asyncio.StreamReader | None) -> None:
+    while stream is not None and await stream.read(CHUNK):
+        pass
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:

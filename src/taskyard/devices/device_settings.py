@@ -12,6 +12,12 @@ from taskyard.model.given import LONGEST_S
 LONGEST_LINE = 400
 """Characters of what a failed command wrote last: paths are long."""
 
+LARGEST_OUTPUT = 64 << 20
+"""Bytes that a command or a screenshot may write: all of it is in memory."""
+
+LARGEST_PULL = 512 << 20
+"""Bytes of a file that is pulled: videos and logs are larger than outputs."""
+
 
 def check_seconds(field: str, value: Any) -> float:
     """`value` if it is a time that something may take, 0 included."""
@@ -62,3 +68,10 @@ def command_failed(device: str, command: str, status: int, output: str) -> Devic
 def command_timed_out(device: str, command: str, timeout_s: float) -> DeviceError:
     """The error of a command that takes too long; whether the device answers at all is for `health` to tell."""
     return DeviceError(f"{device}: {quote(command)} did not end within {timeout_s:g} s; give it a longer timeout_s")
+
+
+def output_too_large(most: int) -> DeviceError:
+    """The error of output that is not read to its end; the program that writes it has been ended."""
+    return DeviceError(
+        f"it wrote more than {most >> 20} MB; let a command write to a file and pull that; pull a larger file in parts"
+    )
