@@ -44,7 +44,7 @@ from taskyard.model.schedule import Schedule
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Dedupe, DedupeScope, Task, TaskRecord
 from taskyard.model.task_filter import TaskFilter
-from taskyard.options import TaskOptions, make_record
+from taskyard.options import DEFAULTS, TaskOptions, make_record
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.device import DeviceStore
 from taskyard.ports.middleware import Middleware, SubmitNext
@@ -293,10 +293,11 @@ class DevicePool:
             args[consumer.account] = account
         if task.schedule_at > now:
             given["schedule_at"] = task.schedule_at
-        # The bucket follows from `requires`, the slot from the key.
-        options = TaskOptions.of(
-            key=account.key, dedupe="refuse", dedupe_key=account.key, dedupe_scope="key_idle", **given
-        )
+        asked = {name: value for name, value in given.items() if value not in (None, "", {})}
+        if not consumer.account:
+            # Otherwise these follow from its argument.
+            asked |= {"key": account.key, "dedupe_key": account.key, "dedupe": "refuse", "dedupe_scope": "key_idle"}
+        options = TaskOptions.of(**asked) if asked else DEFAULTS
         record = make_record(consumer, args, options, now=now, max_bytes=self._yard._max_payload_bytes)
         record.origin = task.uuid
         self._yard._note_unserved((record,))

@@ -7,6 +7,7 @@ import pytest
 
 from taskyard.model.limits import Demand
 from taskyard.ports.consumer import Consumer
+from taskyard.ports.places import Place, Places
 from taskyard.queueing.capacity import Slots
 
 
@@ -166,3 +167,27 @@ def test_stopped_slots_ask_for_nothing():
 def test_a_count_that_makes_no_sense_is_one(count):
     """A missing or invalid count is 1."""
     assert Slots(consumers(a=count), max_running=10).demand() == Demand(10, {"a": 1})
+
+
+def test_free_places_follow_every_change():
+    """What is free is kept between two looks, and found anew after each start, end and change of the places."""
+    places = Places(["p1", "p2"])
+    slots = Slots({"a": replace(consumer("a", 1), places=places)}, max_running=10)
+
+    def free() -> list[str]:
+        return [place.name for place in slots.free_places("a")]
+
+    assert free() == ["p1", "p2"]
+    assert slots.free_places("a") is slots.free_places("a")
+    places.set_ready("p1", False)
+    assert free() == ["p2"]
+    slots.take("a", "p2")
+    assert free() == []
+    places.set_ready("p1", True)
+    assert free() == ["p1"]
+    slots.free("a", "p2")
+    assert free() == ["p1", "p2"]
+    places.remove("p1")
+    assert free() == ["p2"]
+    places.add(Place("p2", {"role": "eu"}))
+    assert [place.labels for place in slots.free_places("a")] == [{"role": "eu"}]

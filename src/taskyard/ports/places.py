@@ -30,6 +30,8 @@ class Places:
         self._listeners: list[Callable[[], None]] = []
         self.version = 0
         """Changes with every place that is added, removed or given other labels; not with what is ready."""
+        self.changes = 0
+        """Grows with every change, also of what is ready."""
         if isinstance(places, str):
             raise InvalidInput(f"places must be a list of places or names, not {quote(places)}")
         for count, place in enumerate(places, 1):
@@ -59,6 +61,7 @@ class Places:
             self._known(name)
             del self._places[name]
             self.version += 1
+            self.changes += 1
             self._not_ready.discard(name)
         self._tell()
 
@@ -87,6 +90,7 @@ class Places:
             self._mark(place.name, is_ready)
 
     def _mark(self, name: str, is_ready: bool) -> None:
+        self.changes += 1
         if is_ready:
             self._not_ready.discard(name)
         else:

@@ -128,7 +128,8 @@ class AdmissionControl:
         is_ours = demand is not None and pending is not None and demand is pending.demand
         if is_ours and pending is not None:
             self._answer(pending, len(turned.claims))
-        if has_written or turned.claims or not is_ours:
+        if has_written or not is_ours:
+            # After a claim of what was admitted `run` looks again by itself.
             self._look()
 
     def failed(self, demand: Demand | None) -> None:
@@ -178,6 +179,8 @@ class AdmissionControl:
         if claims < len(admitted.lanes):
             # Others came first meanwhile. Of these lanes alone the next look is not disturbed by those of other lanes.
             self._cut_lanes.update(admitted.lanes[claims:])
+        # What was claimed is to begin before the next look, which is as much work again.
+        await asyncio.sleep(0)
         await self._pause()
         return True
 
@@ -320,8 +323,10 @@ class _Free:
         consumer = self._consumers.get(record.consumer)
         if consumer is not None and consumer.places is not None:
             if consumer.places not in self._places:
-                self._places[consumer.places] = self._slots.free_places(consumer.name)
-            return _choose(self._places[consumer.places], needs)
+                free = self._slots.free_places(consumer.name)
+                # Those with the fewest labels first: others may need what the rest have.
+                self._places[consumer.places] = sorted(free, key=lambda place: len(place.labels))
+            return next((place for place in self._places[consumer.places] if satisfies(place.labels, needs)), None)
         return True
 
     def take(self, record: TaskRecord, place: Place | bool) -> str | None:
@@ -339,9 +344,3 @@ class _Free:
             demand = self._slots.demand()
             self._rooms[name] = 0 if demand is None else demand.per_lane.get(name, demand.others)
         return self._rooms[name]
-
-
-def _choose(places: Sequence[Place], needs: Mapping[str, str]) -> Place | None:
-    """Of the places that fit, one with the fewest labels: others may need what the rest have."""
-    fitting = [place for place in places if satisfies(place.labels, needs)] if needs else places
-    return min(fitting, key=lambda place: len(place.labels), default=None)

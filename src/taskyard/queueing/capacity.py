@@ -6,7 +6,7 @@ It only counts. Limits that hold across nodes (of queues, of keys) are the store
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 
 from taskyard.model.limits import Demand
@@ -56,6 +56,8 @@ class Slots:
         meanwhile."""
         self._taken: dict[Places, set[str]] | None = None
         """What `_find_taken` has found, until a run starts or ends or a consumer gets other places."""
+        self._free: dict[Places, tuple[int, list[Place]]] = {}
+        """What `free_places` has found, and at which `changes` of the places; as long as `_taken` holds."""
         self._demand: Demand | None = None
         self._stale = True
         self._stopped = False
@@ -163,15 +165,20 @@ class Slots:
     def has_places(self) -> bool:
         return bool(self._placed)
 
-    def free_places(self, source: str) -> list[Place]:
+    def free_places(self, source: str) -> Sequence[Place]:
         """The places of this consumer that are ready and where nothing runs."""
         if source not in self._placed:
             return []
         if self._taken is None:
-            self._taken = self._find_taken()
+            self._taken, self._free = self._find_taken(), {}
         places = self._placed[source]
-        taken = self._taken.get(places, ())
-        return [place for place in places.ready() if place.name not in taken]
+        known = self._free.get(places)
+        if known is None or known[0] != places.changes:
+            # Race: a thread may change the places meanwhile. The number is read first, so that is found next time.
+            changes, taken = places.changes, self._taken.get(places, ())
+            known = changes, [place for place in places.ready() if place.name not in taken]
+            self._free[places] = known
+        return known[1]
 
     def _find_taken(self) -> dict[Places, set[str]]:
         """The names of the places where tasks run. If a consumer was registered again with other places, its earlier
