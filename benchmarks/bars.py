@@ -82,5 +82,9 @@ BARS: dict[tuple[str, str], Bar] = {
     ("hung", "pebble"): at_most(0.25),
     ("hung", "anyio.to_process"): at_most(0.25),
     ("lag", "threads"): at_most(0.2),
+    ("device_hang", "without it"): at_least(0.95),
+    ("device_outage", "a heartbeat"): grows_at_most(1.0),
+    ("device_start", "submit → a plain function in a thread"): at_most(1.3),
+    ("device_farm", "a core"): at_most(0.05),
     ("adb", "adbutils"): at_most(1.15),
 }

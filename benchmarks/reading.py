@@ -44,5 +44,7 @@ def format_value(value: float, unit: Unit) -> str:
             return f"{value * 1e6:.0f} µs"
         case Unit.SECONDS:
             return f"{value * 1e3:.2f} ms"
+        case Unit.BYTES if abs(value) < 1e5:
+            return f"{value / 1e3:.1f} kB"
         case Unit.BYTES:
             return f"{value / 1e6:.1f} MB"

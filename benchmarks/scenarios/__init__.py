@@ -11,6 +11,7 @@ from benchmarks.scenarios import (
     blockers,
     bulk,
     clients,
+    devices,
     drain,
     idle,
     importing,
@@ -52,5 +53,10 @@ SCENARIOS: dict[str, Scenario] = {
     "hung": processes.hung,
     "lag": processes.lag,
     "crashes": processes.crashes,
+    "device_hang": devices.hang,
+    "device_outage": devices.outage,
+    "device_start": devices.start,
+    "device_farm": devices.farm,
+    "device_drain": devices.drain,
     "adb": adb.run,
 }
