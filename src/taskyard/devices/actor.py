@@ -20,7 +20,7 @@ from datetime import datetime
 
 from taskyard.devices.actor_settings import ActorSettings
 from taskyard.devices.care import DeviceCare
-from taskyard.devices.device import Device
+from taskyard.devices.device import RESTART_LIMIT_S, Device
 from taskyard.devices.device_thread import DeviceThread
 from taskyard.devices.work_item import Cause, WorkItem
 from taskyard.model.device import DeviceHealth, DeviceOrders, DeviceSpec, DeviceState
@@ -281,7 +281,9 @@ class WorkerActor:
             text = "device %s: task %s from %s begins"
             log.info(text, self.name, item.task_id, item.task_type, extra=self._about(item))
             try:
-                item.begin(Device(self.spec, self.adapter), self._thread, self._on_over)
+                limit_s = max(RESTART_LIMIT_S, self._settings.restart_app_timeout_s)
+                device = Device(self.spec, self.adapter, restart_app_limit_s=limit_s)
+                item.begin(device, self._thread, self._on_over)
             except Exception as exc:
                 log.exception("device %s: a task could not begin", self.name, extra=self._about(item))
                 item.break_off(internal_fault(exc))

@@ -8,6 +8,9 @@ from taskyard.errors import InvalidInput
 from taskyard.model.device_recovery import RecoverySettings
 from taskyard.model.given import check_count, check_timeout
 
+REPAIR_MARGIN_S = 10.0
+"""Seconds beyond what a repair may take: its adapter gives up first, and says why."""
+
 
 class ActorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, where it does not say otherwise. With these defaults a device that stops to answer is down after at most
@@ -22,7 +25,9 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: float | None = None
     """For connecting; by default 0.6 of a heartbeat. With a longer one a device that is back may be found later."""
     restart_app_timeout_s: float = 60.0
+    """For a restart of the app, or longer if the definition of the device says so."""
     restart_timeout_s: float = 300.0
+    """For a restart of the device, or longer if the definition of the device says so."""
     cleanup_grace_s: float = 10.0
     """For code that was interrupted, because its device is lost or its time is up, to clean up. It is interrupted once
     more then."""
@@ -52,6 +57,14 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True):
     def connect_s(self) -> float:
         """For connecting."""
         return 0.6 * self.heartbeat_s if self.connect_timeout_s is None else self.connect_timeout_s
+
+    def with_repairs(self, *, restart_app_s: float, restart_s: float) -> ActorSettings:
+        """With time for a device whose repairs take so long."""
+        return msgspec.structs.replace(
+            self,
+            restart_app_timeout_s=max(self.restart_app_timeout_s, restart_app_s + REPAIR_MARGIN_S),
+            restart_timeout_s=max(self.restart_timeout_s, restart_s + REPAIR_MARGIN_S),
+        )
 
     @property
     def ladder(self) -> RecoverySettings:

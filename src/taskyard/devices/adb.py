@@ -91,6 +91,15 @@ class AdbDevice(DeviceDefinition):
     def settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}
 
+    @property
+    def restart_app_s(self) -> float:
+        return self.timeout_s
+
+    @property
+    def restart_s(self) -> float:
+        # It reads the boot id, says that the phone is to reboot, and waits until it has.
+        return 2 * self.timeout_s + self.boot_timeout_s
+
     @classmethod
     def from_spec(cls, spec: DeviceSpec) -> AdbDevice:
         settings = check_settings(cls.adapter, spec.settings, _SETTINGS)

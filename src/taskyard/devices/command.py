@@ -86,6 +86,14 @@ class CommandDevice(DeviceDefinition):
     def settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}
 
+    @property
+    def restart_app_s(self) -> float:
+        return self.restart_timeout_s
+
+    @property
+    def restart_s(self) -> float:
+        return self.restart_timeout_s
+
     @classmethod
     def from_spec(cls, spec: DeviceSpec) -> CommandDevice:
         settings = {"health": "", **check_settings(cls.adapter, spec.settings, _SETTINGS)}

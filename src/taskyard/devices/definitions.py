@@ -56,6 +56,16 @@ class DeviceDefinition(ABC):
         """What `from_spec` needs beside the rest, as JSON."""
         return {}
 
+    @property
+    def restart_app_s(self) -> float:
+        """Seconds that its adapter may need to restart the app; 0 if that says nothing."""
+        return 0.0
+
+    @property
+    def restart_s(self) -> float:
+        """Seconds that its adapter may need to restart the device; 0 if that says nothing."""
+        return 0.0
+
     def spec(self, pool: str) -> DeviceSpec:
         """What a store keeps of it."""
         return DeviceSpec(

@@ -45,7 +45,7 @@ COPY_LIMIT_S = 600.0
 """For a file to or from the device."""
 
 RESTART_LIMIT_S = 180.0
-"""For the restart of the app."""
+"""For the restart of the app, or longer if the actor gives it more."""
 
 SHELL_MARGIN_S = 10.0
 """Beyond the timeout of a command, by which the adapter has given it up."""
@@ -58,8 +58,11 @@ class Device:
     if the code handles the error, unless the step was optional. Code of the run may use the device in several asyncio
     tasks: the device does one thing at a time. After the run every call is a `DeviceError`."""
 
-    def __init__(self, spec: DeviceSpec, adapter: DeviceAdapter) -> None:
+    def __init__(
+        self, spec: DeviceSpec, adapter: DeviceAdapter, *, restart_app_limit_s: float = RESTART_LIMIT_S
+    ) -> None:
         self.spec, self.adapter = spec, adapter
+        self._restart_app_limit_s = restart_app_limit_s
         self.recording = Recording(spec.name)
         self.templates: Mapping[str, Template] = {}
         """Those of the consumer, by the names that its steps use."""
@@ -141,7 +144,7 @@ class Device:
     async def restart_app(self) -> None:
         """End the app of the device, and start it again."""
         with self.recording.step("restart_app"):
-            await self._call(self.adapter.restart_app, limit_s=RESTART_LIMIT_S)
+            await self._call(self.adapter.restart_app, limit_s=self._restart_app_limit_s)
 
     # --- templates ----------------------------------------------------------------------------------------------------
 

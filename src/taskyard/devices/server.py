@@ -272,7 +272,10 @@ class PoolServer:
     def _make_actor(self, status: DeviceStatus) -> None:
         name, spec = status.name, status.spec
         try:
-            adapter = self._find_definition(spec).make_adapter()
+            definition = self._find_definition(spec)
+            adapter = definition.make_adapter()
+            restart_app_s, restart_s = definition.restart_app_s, definition.restart_s
+            settings = self._settings.with_repairs(restart_app_s=restart_app_s, restart_s=restart_s)
         except Exception as exc:  # an adapter of somebody else: it must not keep other devices from being served
             reason = str(exc) if isinstance(exc, TaskyardError) else f"{type(exc).__name__}: {exc}"
             if self._unusable.get(name) != reason:
@@ -286,7 +289,7 @@ class PoolServer:
             adapter,
             clock=self._clock,
             jitter=self._jitter,
-            settings=self._settings,
+            settings=settings,
             changed=self._actor_changed,
             orders=status.orders,
         )

@@ -95,6 +95,14 @@ class SimulatedDevice(DeviceDefinition):
     def settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}
 
+    @property
+    def restart_app_s(self) -> float:
+        return self.latency_s
+
+    @property
+    def restart_s(self) -> float:
+        return self.latency_s + self.boot_s
+
     @classmethod
     def from_spec(cls, spec: DeviceSpec) -> SimulatedDevice:
         settings = check_settings(cls.adapter, spec.settings, _SETTINGS)
