@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from taskyard.device_pool import device_store
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
+from taskyard.devices.kinds import check_spec, known_kinds
 from taskyard.errors import InvalidInput, UnknownDevice
 from taskyard.model.audit import CODE, AuditEntry, TargetKind, command_entry, make_entry
 from taskyard.model.device import (
@@ -25,6 +26,7 @@ from taskyard.model.device import (
     RunFilter,
     RunTally,
     TakeDevice,
+    edit_device,
 )
 from taskyard.model.given import check_by, check_count, check_labels, check_name, check_reason, check_time, check_wait
 from taskyard.model.kinds import checked_verbs
@@ -67,13 +69,14 @@ class Devices:
         by: str = CODE,
     ) -> DeviceStatus:
         """Add a device to a pool, as its definition or as what a store keeps of one. A node that serves the pool
-        connects to it within a second. `DeviceExists` if its name, number or address is taken."""
+        connects to it within a second. `DeviceExists` if its name, number or address is taken. The settings are
+        checked, unless only another program knows the kind of the device."""
         if isinstance(device, DeviceDefinition):
             if pool is None:
                 raise InvalidInput("name the pool that the device is for", field="pool")
             spec = replace(device.spec(check_name("pool", pool)), from_code=False)
         else:
-            spec = _check_spec(device, pool)
+            spec = self._check_kind(_check_spec(device, pool))
         audit = self._entry(by, "add_device", spec.name, details={"pool": spec.pool, "adapter": spec.adapter})
         return await self._done(self._find_store().add_device(spec, by=check_by(by), audit=audit))
 
@@ -89,7 +92,8 @@ class Devices:
         by: str = CODE,
     ) -> DeviceStatus:
         """Change how a device is reached or what tasks may require of it. A label with an empty text is removed, and
-        the others stay. While a task runs on it, a new address waits for the end of that."""
+        the others stay. While a task runs on it, a new address waits for the end of that. `settings` are all settings
+        that it has afterwards. They are checked, unless only another program knows the kind of the device."""
         command = EditDevice(
             labels=None if labels is None else _check_edit(labels),
             address=address,
@@ -97,7 +101,14 @@ class Devices:
             host=host,
             reason=check_reason(reason),
         )
+        if address is not None or settings is not None:
+            self._check_kind(edit_device((await self.get(name)).spec, command))
         return await self._ask(name, command, by)
+
+    def _check_kind(self, spec: DeviceSpec) -> DeviceSpec:
+        """The definition, if it makes sense to its kind."""
+        kinds = self._yard._device_kinds(spec.pool)
+        return check_spec(spec, kinds) if spec.adapter in known_kinds(kinds) else spec
 
     async def label(self, name: str, labels: Mapping[str, str], *, by: str = CODE) -> DeviceStatus:
         """Set labels of a device; one with an empty text is removed."""

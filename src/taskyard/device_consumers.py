@@ -53,13 +53,14 @@ def device_function(
 ) -> tuple[Consumer, Signature]:
     """A consumer of a function. Parameters with the annotation `Device` get the device, the one with `GameAccount` is
     the account; the rest are the other arguments."""
-    name = name or getattr(function, "__name__", "")
+    name = str(name or getattr(function, "__name__", ""))
     if not inspect.iscoroutinefunction(function):
         raise InvalidConsumer(f"consumer {quote(name)} uses a device: write it as `async def`")
     accounts = _annotated(function, GameAccount)
     if len(accounts) > 1:
         raise InvalidConsumer(f"consumer {quote(name)} has {len(accounts)} accounts; a task is done for one")
     devices = _annotated(function, Device)
+    _check_annotations(name, function, is_plain=not (accounts or devices))
 
     async def call(arguments: dict[str, Any]) -> Any:
         device = current_device()
@@ -82,6 +83,24 @@ def device_function(
         version=version,
     )
     return replace(consumer, function=function, account=accounts[0] if accounts else ""), signature
+
+
+def _check_annotations(name: str, function: Callable[..., Any], *, is_plain: bool) -> None:
+    """`InvalidConsumer` for parameters that are meant for the device or the account, and do not say so: they would be
+    arguments that nobody gives. `is_plain`: no parameter is annotated as one of these."""
+    bare = [
+        one.name
+        for one in inspect.signature(function).parameters.values()
+        if one.annotation is one.empty
+        and one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    meant = bare if is_plain else [one for one in bare if one in ("device", "account")]
+    if meant:
+        raise InvalidConsumer(
+            f"consumer {quote(name)}: parameter {', '.join(map(quote, meant))} has no annotation. Write "
+            "`device: Device` for the device, `account: GameAccount` for the account, and the types of the arguments"
+        )
 
 
 def device_class(part: PoolPart, instance: DeviceConsumer) -> Consumer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -88,8 +88,10 @@ class RunningItem(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None
 
 
-class TaskRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a task on a device. `worker_id` is the name of the device, `artifacts` are those of this run."""
+@dataclass(frozen=True, kw_only=True)
+class TaskRun:
+    """One run of a task on a device. `worker_id` is the name of the device, `artifacts` are those of this run. It is a
+    dataclass, so that a route of FastAPI may return it."""
 
     task_id: str
     account_id: int | str | None
@@ -274,8 +276,8 @@ class DevicePool:
             add = Add((record,), Dedupe.REFUSE, self._yard._find_parent((record,)))
             await self._yard._engine.submit(add)
         except (DuplicateTask, AccountQuarantined) as refused:
-            why = "the pair is quarantined" if isinstance(refused, AccountQuarantined) else str(refused)
-            log.info("%s for account %s was not enqueued: %s", record.consumer, record.key, why, extra=extra)
+            text = "%s for account %s was not enqueued: %s"
+            log.info(text, record.consumer, record.key, _why_refused(refused), extra=extra)
             return False
         extra["task"] = record.uuid
         log.info("task %s enqueued: %s for account %s", record.uuid, record.consumer, record.key, extra=extra)
@@ -453,6 +455,15 @@ class DevicePool:
         if store is not self._store:  # to check a store takes longer than to ask one in memory
             self._store = device_store(store)
         return self._store  # type: ignore[return-value]
+
+
+def _why_refused(refused: DuplicateTask | AccountQuarantined) -> str:
+    """Why `enqueue` answers False, in the words of its caller, who gives no `dedupe`."""
+    if isinstance(refused, AccountQuarantined):
+        return "this account and consumer are quarantined; `release` takes tasks again"
+    if refused.state == "running":
+        return f"task {refused.existing} of this account runs"
+    return f"task {refused.existing} of this account and consumer has not ended"
 
 
 def _account(key: str | None) -> int | str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from taskyard.devices.definitions import GameAccount
 from taskyard.errors import InvalidInput, quote
-from taskyard.model.each import MOST_ITEMS, ScheduleItem
+from taskyard.model.each import MOST_ITEMS, ScheduleItem, WrongItems
 from taskyard.model.recurrence import Rule
 from taskyard.ports.consumer import Consumer
 
@@ -28,23 +28,34 @@ def choose_rule(cron: str | None, every_s: float | None) -> Rule | str | float:
 def list_for(consumer: Consumer, accounts: Any) -> list[ScheduleItem] | Callable[[], Any]:
     """The items of a schedule for these accounts, or for those that a function returns."""
     if not callable(accounts):
-        return _to_items(consumer, accounts)
+        items = _to_items(consumer, accounts)
+        if not items:
+            raise InvalidInput("has no account; a list that changes is given as a function", field="accounts")
+        return items
     if inspect.iscoroutinefunction(accounts):
 
         async def list_items() -> list[ScheduleItem]:
-            return _to_items(consumer, await accounts())
+            return _returned(consumer, await accounts())
 
         return update_wrapper(list_items, accounts)
 
     def list_in_thread() -> Any:
         given = accounts()
-        return _finish(consumer, given) if inspect.isawaitable(given) else _to_items(consumer, given)
+        return _finish(consumer, given) if inspect.isawaitable(given) else _returned(consumer, given)
 
     return update_wrapper(list_in_thread, accounts)
 
 
 async def _finish(consumer: Consumer, given: Awaitable[Any]) -> list[ScheduleItem]:
-    return _to_items(consumer, await given)
+    return _returned(consumer, await given)
+
+
+def _returned(consumer: Consumer, given: Any) -> list[ScheduleItem]:
+    """The items for the accounts that a function has returned."""
+    try:
+        return _to_items(consumer, given)
+    except InvalidInput as wrong:
+        raise WrongItems(str(wrong)) from None
 
 
 def _to_items(consumer: Consumer, accounts: Any) -> list[ScheduleItem]:

@@ -76,6 +76,11 @@ class YardDevices(Opened):
         yard: Any = self
         return Devices(yard)
 
+    def _device_kinds(self, pool: str) -> tuple[type[DeviceDefinition], ...]:
+        """The classes of devices that this program has for a pool, beside those of Taskyard."""
+        found = self._device_pools.get(pool)
+        return () if found is None else found.kinds
+
     async def _define_devices(self, store: Store) -> None:
         """Before the node joins: what is wrong with the devices of the program is raised here."""
         for pool in self._device_pools.values():

@@ -63,6 +63,7 @@ class ExecutorService:
             clock=clock,
             **{"max_running": 10_000} | settings,
         )
+        self.yard._called = "service"
         self.pool: DevicePool = self.yard.device_pool(
             pool,
             devices=devices,
@@ -110,6 +111,12 @@ class ExecutorService:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """For FastAPI and Starlette: `FastAPI(lifespan=service.lifespan)` runs the farm in the web process."""
+        async with self:
+            yield
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:

@@ -25,6 +25,9 @@ os.register_at_fork(after_in_child=_count_fork)
 class Opened:
     """The store and the engine of a yard, handed out only where they work."""
 
+    _called = "yard"
+    """Its name in errors: users of an `ExecutorService` have no yard."""
+
     def __init__(self) -> None:
         self._open_store: Store | None = None
         self._open_engine: Engine | None = None
@@ -49,19 +52,22 @@ class Opened:
     def store(self) -> Store:
         """The open store, for tools that read it (`taskyard.ports.store`)."""
         if self._open_store is None:
-            raise NotOpen("the yard is not open; use it inside `async with yard:`")
+            raise self._not_open()
         self._refuse_elsewhere()
         return self._open_store
 
     @property
     def _engine(self) -> Engine:
         if self._open_engine is None:
-            raise NotOpen("the yard is not open; use it inside `async with yard:`")
+            raise self._not_open()
         # Asked on every submit. On the thread of a loop that runs, it is that loop which runs: asking asyncio which one
         # does would cost a system call.
         if self._forks != _forks or get_ident() != self._ident or self._loop is None or not self._loop.is_running():
             self._refuse_elsewhere()
         return self._open_engine
+
+    def _not_open(self) -> NotOpen:
+        return NotOpen(f"the {self._called} is not open; use it inside `async with {self._called}:`")
 
     def _refuse_elsewhere(self) -> None:
         """Whoever is in another process or on another event loop would wait for ever, or harm this one."""

@@ -443,7 +443,7 @@ class Yard(Registering, YardDevices, YardSteering):
         """Open the store and run tasks; with `serve=False` only submit and wait. `async with yard:` does it for you."""
         if self._open_engine is not None or self._is_opening or self._stopping is not None:
             self._refuse_fork()
-            raise InvalidInput("this yard is open already")
+            raise InvalidInput(f"this {self._called} is open already")
         self._is_opening = True
         try:
             await self._open(serve)

@@ -169,6 +169,20 @@ async def test_output_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest
     await device.health()
 
 
+async def test_a_prefix_without_a_shell_is_explained() -> None:
+    """A prefix that takes the whole command for the name of a program is told to end in a shell; a command that a shell
+    has not found is not."""
+    device = await connected(health="true", prefix="nice")
+    assert await device.shell("pwd")
+    with pytest.raises(DeviceError, match=r"status 127: .*such as 'nice sh -c'"):
+        await device.shell("echo hello")
+    device = await connected(health="true", prefix="nice sh -c")
+    assert await device.shell("echo hello") == "hello"
+    with pytest.raises(DeviceError, match="status 127") as caught:
+        await device.shell("no-such-program now")
+    assert "prefix" not in str(caught.value)
+
+
 async def test_a_copy_without_progress_is_given_up(tmp_path: Path) -> None:
     """A push that goes nowhere is a `DeviceLost` after `timeout_s`, and one that is slow is not."""
     stuck = await connected(prefix="sh -c 'case $0 in *cat*) sleep 600;; esac'", timeout_s=0.3)

@@ -61,7 +61,7 @@ async def test_devices_come_and_go_while_the_pool_runs(url):
         assert [one.name for one in await devices.list_all("devices")] == ["emu-1"]
         commands = [entry.command for entry in await yard.audit(by="ana")]
         assert commands[::-1][0] == "add_device"
-        assert {"drain", "take", "quarantine", "return", "edit", "remove_device"} <= set(commands)
+        assert {"drain", "take", "quarantine", "give_back", "edit", "remove_device"} <= set(commands)
 
 
 @pytest.mark.spec("DEV-12")
@@ -111,14 +111,33 @@ async def test_wrong_orders_are_refused():
         assert len(service.workers) == 2
 
 
+async def test_settings_are_checked_before_they_are_stored():
+    """Settings that the kind of a device does not have, and an address that it cannot have, are refused, and the device
+    stays up. A kind that only another program knows is left to that."""
+    async with serving("memory://", Work(), devices=1) as service:
+        devices, before = service.devices, service.workers[1]
+        for wrong in {"settings": {"latency": 3}}, {"settings": {"latency_s": "long"}}, {"address": "10.0.0.7"}:
+            with pytest.raises(InvalidInput, match=r"latency|address"):
+                await devices.edit("emu-1", **wrong)
+        with pytest.raises(InvalidInput, match="latency"):
+            await devices.add(
+                DeviceSpec(pool="devices", name="x", number=9, adapter="simulated", settings={"latency": 3})
+            )
+        await devices.add(DeviceSpec(pool="devices", name="odd", number=8, adapter="telepathy", settings={"far": 1}))
+        await devices.edit("odd", settings={"far": 2}, address="mind-7")
+        assert [one.name for one in await devices.list_all()] == ["emu-1", "odd"]
+        assert (await devices.get("emu-1")).version == 1
+        assert service.workers[1] is before
+
+
 async def test_a_device_that_cannot_be_made_is_honestly_down():
     """A device of an unknown kind, or with settings that make no sense, is down with the reason; the others work."""
     work = Work()
     async with serving("memory://", work, devices=1) as service:
         await service.devices.add(DeviceSpec(pool="devices", name="odd", number=8, adapter="telepathy"))
-        await service.devices.add(
-            DeviceSpec(pool="devices", name="wrong", number=9, adapter="simulated", settings={"latency_s": "long"})
-        )
+        wrong = DeviceSpec(pool="devices", name="wrong", number=9, adapter="simulated", settings={"latency_s": "long"})
+        await service.yard.store.add_device(wrong, by="an older program")
+        service.pool.look()
 
         async def reasons():
             found = {one.name: one.health.reason for one in await service.devices.list_all()}

@@ -119,7 +119,7 @@ async def test_a_schedule_fires_for_the_accounts_of_a_function(url):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (lambda: 5, "must be a list of accounts"),
+        (lambda: 5, r"<lambda>\(\) returned wrong items: accounts must be a list of accounts, not 5"),
         (lambda: "abc", "must be a list of accounts"),
         (lambda: [1, None], "must be a whole number or a text"),
         (lambda: [True], "must be a whole number or a text"),
@@ -163,6 +163,7 @@ async def test_a_schedule_may_ask_for_a_role(url):
         ({"accounts": [1]}, "either cron or every_s"),
         ({"accounts": 7, "cron": FAR}, "a list of accounts"),
         ({"accounts": [1.5], "cron": FAR}, "a whole number or a text"),
+        ({"accounts": [], "cron": FAR}, "accounts has no account; a list that changes is given as a function"),
         ({"accounts": [1], "cron": FAR, "overlap": "allow"}, "must be 'skip' for accounts"),
         ({"accounts": [1], "cron": FAR, "args": {"level": "x"}}, "level"),
         ({"accounts": [1], "every_s": -5}, "interval"),

@@ -211,6 +211,103 @@ def test_settings_that_make_no_sense_are_refused():
         async def two(one: GameAccount, other: GameAccount) -> None: ...
 
 
+async def without_types(device, account): ...
+
+
+async def other_names(phone, who): ...
+
+
+async def forgotten(device, account: GameAccount, level): ...
+
+
+@pytest.mark.parametrize("function", [without_types, other_names, forgotten])
+def test_parameters_without_annotation_are_refused(function):
+    """A function whose device or account would be an argument that nobody gives is refused when it is registered, and
+    the error says what to write."""
+    with pytest.raises(InvalidConsumer, match=r"has no annotation\. Write `device: Device`"):
+        ExecutorService().consumer(function)
+
+
+def test_other_parameters_need_no_annotation():
+    """An argument without an annotation is one of any type."""
+    service: Any = ExecutorService()
+
+    @service.consumer
+    async def daily(account: GameAccount, level): ...
+
+    assert daily.consumer.account == "account"
+
+
+class WrongPrepare(DeviceConsumer):
+    name = "daily"
+
+    async def prepare(self, device, account, lvl): ...
+
+    async def execute(self, device, account, level: int = 1): ...
+
+
+class WrongCleanup(DeviceConsumer):
+    name = "daily"
+
+    async def execute(self, device, account): ...
+
+    async def cleanup(self, device): ...  # type: ignore[override]
+
+
+class WrongScreen(DeviceConsumer):
+    name = "daily"
+
+    async def ensure_ui(self, device, account): ...  # type: ignore[override]
+
+    async def execute(self, device, account): ...
+
+
+@pytest.mark.parametrize(
+    ("consumer", "text"),
+    [
+        (WrongPrepare(), "prepare takes .* execute, which has level: missing a required argument: 'lvl'"),
+        (WrongCleanup(), "cleanup takes .* execute, which has none: too many positional arguments"),
+        (WrongScreen(), "ensure_ui takes the device alone: missing a required argument: 'account'"),
+    ],
+)
+def test_parts_that_cannot_be_called_are_refused(consumer, text):
+    """A part of a class that asks for what it does not get is refused when it is registered."""
+    with pytest.raises(InvalidConsumer, match=text):
+        ExecutorService().register(consumer)
+
+
+async def test_errors_speak_of_the_service():
+    """Users of a service have no yard: to start it twice, or to submit before, is told in its words."""
+    service = ExecutorService(devices=phones(1))
+    add_consumers(service, Work())
+    with pytest.raises(NotOpen, match="the service is not open; use it inside `async with service:`"):
+        await service.devices.list_all()
+    async with service:
+        with pytest.raises(InvalidInput, match="this service is open already"):
+            await service.start()
+
+
+async def test_a_refused_enqueue_logs_why(caplog):
+    """The log says which task is in the way, in words for those who enqueue, and that an account is quarantined."""
+    work = Work()
+    async with serving("memory://", work, devices=1) as service:
+        assert await service.enqueue(DAILY, SEVEN)
+        await work.next()
+        (running,) = await service.running_info()
+        assert await service.enqueue(DAILY, EIGHT)
+        (waiting,) = await service.queue_info()
+        await service.devices.quarantine_account("devices", 9, "daily")
+        with caplog.at_level(logging.INFO, logger="taskyard.devices"):
+            for account in SEVEN, EIGHT, GameAccount(9):
+                assert not await service.enqueue(DAILY, account)
+        texts = [record.getMessage() for record in caplog.records if "not enqueued" in record.getMessage()]
+    assert texts == [
+        f"daily for account 7 was not enqueued: task {running['task_id']} of this account runs",
+        f"daily for account 8 was not enqueued: task {waiting['task_id']} of this account and consumer has not ended",
+        "daily for account 9 was not enqueued: this account and consumer are quarantined; `release` takes tasks again",
+    ]
+
+
 @pytest.mark.spec("DEV-09")
 async def test_each_run_is_recorded(url):
     """A run has the device, the times, how it ended and what it left, and is stored before its account is free."""

@@ -13,7 +13,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from taskyard import TaskState, Yard
+from taskyard import ExecutorService, Task, TaskFilter, TaskRun, TaskState, Yard
+from taskyard.devices import GameAccount, SimulatedDevice
 from taskyard.errors import NotOpen
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Store
@@ -83,6 +84,33 @@ async def test_a_web_application_runs_tasks_if_it_says_so(url):
     async with served(app) as client:
         answers = await asyncio.gather(*(client.post(f"/greet/n{n}") for n in range(5)))
     assert [answer.json() for answer in answers] == [f"hello n{n}" for n in range(5)]
+
+
+async def test_a_web_application_runs_a_farm():
+    """`FastAPI(lifespan=service.lifespan)` starts and stops an `ExecutorService`, and a route may return its runs."""
+    service = ExecutorService(devices=[SimulatedDevice(1, name="emu-1")])
+
+    @service.consumer
+    async def daily(account: GameAccount) -> None: ...
+
+    app = FastAPI(lifespan=service.lifespan)
+
+    @app.post("/daily/{account}")
+    async def post(account: int) -> bool:
+        return await service.enqueue(Task(source="daily"), GameAccount(account))
+
+    @app.get("/runs")
+    async def get() -> list[TaskRun]:
+        return await service.task_runs()
+
+    async with served(app) as client:
+        assert (await client.post("/daily/7")).json() is True
+        ((_, task),) = await service.yard.store.list_ids(TaskFilter(), limit=2)
+        await service.yard.handle(task).result(timeout_s=20)
+        (run,) = (await client.get("/runs")).json()
+        assert (run["account_id"], run["worker_id"], run["status"]) == (7, "emu-1", "completed")
+        assert run["start"] <= run["finished_at"]
+    assert not service.yard.is_open
 
 
 async def test_a_store_object_in_memory_is_served_by_its_application():

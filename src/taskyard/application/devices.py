@@ -142,14 +142,13 @@ class LocalDevices:
         """The definition as its adapter understands it, with texts for settings that must be texts. `InvalidInput` if
         there is no such adapter, or if the settings or the address make no sense to it. A stored device may have an
         adapter that only the code of its pool knows."""
-        from taskyard.devices.kinds import known_kinds, make_definition  # which imports the adapters
+        from taskyard.devices.kinds import check_spec, known_kinds
 
-        pool = self._context.yard._device_pools.get(spec.pool)
-        kinds = () if pool is None else pool.kinds
+        kinds = self._context.yard._device_kinds(spec.pool)
         if not is_new and spec.adapter not in known_kinds(kinds):
             return spec
         try:
-            made = make_definition(spec, kinds)
+            return check_spec(spec, kinds)
         except InvalidInput as wrong:
             if wrong.field not in spec.settings:
                 raise
@@ -158,9 +157,6 @@ class LocalDevices:
                 raise InvalidInput(f"the setting {wrong}") from None
             settings = {**spec.settings, wrong.field: text}
             return self._check(msgspec.structs.replace(spec, settings=settings), texts, is_new=is_new)
-        if spec.address and not made.address:
-            raise InvalidInput(f"has no meaning for a device of the adapter {spec.adapter!r}", field="address")
-        return msgspec.structs.replace(spec, address=made.address)
 
     async def edit(self, name: str, change: DeviceChange) -> DeviceReceipt:
         status = await self._get(name)

@@ -36,6 +36,9 @@ SSH_FAILED = 255
 NOTHING = "exit 0"
 """The command that tells these two cases apart: every shell knows it, that of Windows too."""
 
+NOT_FOUND = 127
+"""The exit status of a prefix that found no program of this name."""
+
 _SETTINGS = ("prefix", "health", "restart_app", "restart", "timeout_s", "restart_timeout_s")
 
 
@@ -214,7 +217,8 @@ class CommandAdapter:
         if status == SSH_FAILED and os.path.basename(words[0]) == "ssh":
             await self._check_ssh()
         if status:
-            raise command_failed(device.name, command, status, _text(errors or output))
+            hint = _prefix_hint(shlex.split(device.prefix), command) if status == NOT_FOUND else ""
+            raise command_failed(device.name, command, status, _text(errors or output), hint=hint)
         return output
 
     def _split(self, command: str) -> list[str]:
@@ -257,6 +261,17 @@ OPTION = "begins with -, which the program of the prefix would take for an optio
 
 def _looks_like_option(command: str) -> bool:
     return command.lstrip().startswith("-")
+
+
+def _prefix_hint(prefix: list[str], command: str) -> str:
+    """What to write if a prefix took the whole command for the name of a program."""
+    has_shell = not prefix or prefix[-1].startswith("-") or os.path.basename(prefix[0]) == "ssh"
+    if has_shell or len(command.split()) < 2:
+        return ""
+    return (
+        "the prefix gets the whole command as one argument; let it end in a shell, "
+        f"such as {quote(shlex.join([*prefix, 'sh', '-c']))}"
+    )
 
 
 def _check_command(field: str, command: str) -> None:

@@ -230,6 +230,25 @@ class DeviceConsumer:
             raise InvalidConsumer(f"consumer {type(self).__name__}: {exc}") from None
         if type(self).execute is DeviceConsumer.execute and not self.steps:
             raise InvalidConsumer(f"consumer {quote(self.name)} has neither execute nor steps; write one of them")
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Each part can be called with what it is given: `prepare` and `cleanup` with arguments of `execute`."""
+        if any(one.kind is one.VAR_KEYWORD for one in self.parameters):
+            return
+        arguments = dict.fromkeys(one.name for one in self.parameters)
+        for part in (self.prepare, self.cleanup):
+            try:
+                inspect.signature(part).bind(None, None, **_pick(part, arguments))
+            except TypeError as exc:
+                raise InvalidConsumer(
+                    f"consumer {quote(self.name)}: {part.__name__} takes the device, the account, and arguments of "
+                    f"execute, which has {', '.join(arguments) or 'none'}: {exc}"
+                ) from None
+        try:
+            inspect.signature(self.ensure_ui).bind(None)
+        except TypeError as exc:
+            raise InvalidConsumer(f"consumer {quote(self.name)}: ensure_ui takes the device alone: {exc}") from None
 
     @property
     def parameters(self) -> list[inspect.Parameter]:

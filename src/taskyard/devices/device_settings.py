@@ -59,10 +59,11 @@ def read_source(source: Path) -> bytes:
         return content.read()
 
 
-def command_failed(device: str, command: str, status: int, output: str) -> DeviceError:
+def command_failed(device: str, command: str, status: int, output: str, *, hint: str = "") -> DeviceError:
     """The error of a command whose exit status is not 0."""
     last = output.strip().rsplit("\n", 1)[-1][:LONGEST_LINE]
-    return DeviceError(f"{device}: {quote(command)} ended with status {status}{last and f': {last}'}")
+    said = last and f": {last}"
+    return DeviceError(f"{device}: {quote(command)} ended with status {status}{said}{hint and f' ({hint})'}")
 
 
 def command_timed_out(device: str, command: str, timeout_s: float) -> DeviceError:

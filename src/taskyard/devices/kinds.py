@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 
+from msgspec.structs import replace
+
 from taskyard.devices.definitions import DeviceDefinition
-from taskyard.errors import InvalidInput
+from taskyard.errors import InvalidInput, quote
 from taskyard.model.device import DeviceSpec
 
 _KINDS = {
@@ -26,6 +28,15 @@ def make_definition(spec: DeviceSpec, more: Iterable[type[DeviceDefinition]] = (
     """The definition of a device that is in a store, by these classes or one of ours. `InvalidInput` if there is no
     such kind, or if its settings make no sense."""
     return _find_kind(spec.adapter, more).from_spec(spec)
+
+
+def check_spec(spec: DeviceSpec, more: Iterable[type[DeviceDefinition]] = ()) -> DeviceSpec:
+    """What a store is to keep of a device, with the address as its kind writes it. `InvalidInput` if there is no such
+    kind, or if its settings or its address make no sense."""
+    made = make_definition(spec, more)
+    if spec.address and not made.address:
+        raise InvalidInput(f"has no meaning for a device of the adapter {quote(spec.adapter)}", field="address")
+    return replace(spec, address=made.address)
 
 
 def _find_kind(name: str, more: Iterable[type[DeviceDefinition]]) -> type[DeviceDefinition]:

@@ -40,6 +40,10 @@ class ScheduleItem(msgspec.Struct, frozen=True):
             check_name("key", self.key)
 
 
+class WrongItems(InvalidInput):
+    """The function of a schedule has returned what are no items. Correct what it returns."""
+
+
 class EncodedItem(msgspec.Struct, frozen=True):
     """An item as it is stored: `args` are all arguments of its task, encoded for the consumer."""
 

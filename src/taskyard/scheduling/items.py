@@ -22,7 +22,7 @@ from taskyard.errors import ItemsFailed, PayloadTooLarge, StoreError, TaskyardEr
 from taskyard.model.blocker import encode_requirements
 from taskyard.model.dedupe import make_slot
 from taskyard.model.device import set_account
-from taskyard.model.each import Each, EncodedItem, ScheduleItem, check_items, decode_items
+from taskyard.model.each import Each, EncodedItem, ScheduleItem, WrongItems, check_items, decode_items
 from taskyard.model.firing import Fire
 from taskyard.model.schedule import Schedule
 from taskyard.model.task import TaskRecord, new_uuid, to_json
@@ -151,6 +151,8 @@ class ItemLister:
         if is_late:
             raise ItemsFailed(name, f"{each.function}() has not returned within {each.timeout_s:g} s")
         outcome = answer.result()
+        if isinstance(outcome, WrongItems):
+            raise ItemsFailed(name, f"{each.function}() returned wrong items: {outcome}") from outcome
         if isinstance(outcome, BaseException):
             raise ItemsFailed(name, f"{each.function}() raised {describe(outcome)}") from outcome
         return outcome
