@@ -17,15 +17,14 @@ import msgspec
 
 from taskyard.device_consumers import PoolPart, check_device_settings, device_class, device_function, plain_class
 from taskyard.device_schedules import ListsAccounts, choose_rule, list_for
-from taskyard.devices.actor_settings import ActorSettings
 from taskyard.devices.consumer import DeviceConsumer
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
+from taskyard.devices.pool_settings import PoolSettings, check_devices, check_kinds
 from taskyard.devices.quarantine import AccountWatch
 from taskyard.devices.roster import Roster
 from taskyard.devices.server import PoolServer
 from taskyard.errors import (
     AccountQuarantined,
-    DeviceExists,
     DuplicateTask,
     InvalidArguments,
     InvalidConsumer,
@@ -35,8 +34,7 @@ from taskyard.errors import (
 )
 from taskyard.handle import ConsumerFunction
 from taskyard.model.device import RunFilter, read_account
-from taskyard.model.device_recovery import RecoverySettings
-from taskyard.model.given import check_count, check_name, check_timeout
+from taskyard.model.given import check_count, check_name
 from taskyard.model.order import Priority
 from taskyard.model.queue import QueueOrder
 from taskyard.model.retry import RetryPolicy
@@ -110,46 +108,36 @@ class DevicePool:
 
     A task is enqueued for an account: of each account one task runs at a time, and one task of each consumer waits."""
 
-    def __init__(  # noqa: PLR0913 - the settings of a pool, each with a name and a default
+    def __init__(
         self,
         yard: Yard,
         name: str,
+        settings: PoolSettings,
         *,
         devices: Iterable[DeviceDefinition] = (),
-        bucket_by: str | None = None,
-        heartbeat_s: float = 10.0,
-        recovery: RecoverySettings | None = None,
-        auto_recover: int = 1,
-        quarantine_account_after: int | None = 5,
         adapters: Iterable[type[DeviceDefinition]] = (),
     ) -> None:
         self._yard, self.name = yard, check_name("the name of a pool", name)
-        self.definitions = _check_devices(devices)
-        self.kinds = _check_kinds(adapters, self.definitions.values())
-        self.bucket_by = None if bucket_by is None else check_name("bucket_by", bucket_by)
-        self.heartbeat_s = check_timeout(heartbeat_s, field="heartbeat_s")
-        self.quarantine_account_after = (
-            None
-            if quarantine_account_after is None
-            else check_count("quarantine_account_after", quarantine_account_after, least=1)
-        )
+        self.definitions = check_devices(devices)
+        self.kinds = check_kinds(adapters, self.definitions.values())
+        self.bucket_by = settings.bucket_by
         self.places = Places()
         self.executor = f"devices:{self.name}"
         self._part = PoolPart(self.name, self.executor, self.places, Middleware(around_submit=self._check_submit))
         self._warned: set[str] = set()
         self._store: object = None
         self.roster = Roster(self.name, self._find_store)
-        order = QueueOrder.FIFO if bucket_by is None else QueueOrder.BUCKETS
-        yard.define_queue(self.name, order=order, per_key=1, auto_recover=auto_recover, retry=NO_RETRIES)
+        order = QueueOrder.FIFO if self.bucket_by is None else QueueOrder.BUCKETS
+        yard.define_queue(self.name, order=order, per_key=1, auto_recover=settings.auto_recover, retry=NO_RETRIES)
         self.server = PoolServer(
             self.name,
             definitions=self.definitions,
             adapters=self.kinds,
             places=self.places,
             roster=self.roster,
-            accounts=AccountWatch(self.name, self.quarantine_account_after, yard._clock),
+            accounts=AccountWatch(self.name, settings.quarantine_account_after, yard._clock),
             clock=yard._clock,
-            settings=ActorSettings(heartbeat_s=self.heartbeat_s, recovery=_check_recovery(recovery)),
+            settings=settings.for_actor(),
         )
         yard._own_executors[self.executor] = self.server.make_executor
         self._forget_sink: Callable[[], None] | None = None
@@ -475,41 +463,3 @@ def device_store(store: object) -> DeviceStore:
     if not isinstance(store, DeviceStore):
         raise InvalidInput(f"a {type(store).__name__} keeps no devices; use a store of Taskyard")
     return store
-
-
-def _check_devices(given: Any) -> dict[str, DeviceDefinition]:
-    """The definitions by name. Two of one name, number or address are refused."""
-    if isinstance(given, str | Mapping | DeviceDefinition) or not isinstance(given, Iterable):
-        raise InvalidInput("must be a list of devices, such as [SimulatedDevice(1)]", field="devices", given=given)
-    devices: dict[str, DeviceDefinition] = {}
-    taken: dict[tuple[str, object], str] = {}
-    for device in given:
-        if not isinstance(device, DeviceDefinition):
-            raise InvalidInput("must be a list of devices, such as [SimulatedDevice(1)]", field="devices", given=device)
-        identity: list[tuple[str, object]] = [("name", device.name), ("number", device.number)]
-        if device.address:
-            identity.append((f"{device.adapter} address", device.address))
-        for what, value in identity:
-            if (what, value) in taken:
-                raise DeviceExists(taken[what, value], what, value)
-            taken[what, value] = device.name
-        devices[device.name] = device
-    return devices
-
-
-def _check_recovery(given: Any) -> RecoverySettings:
-    if given is not None and not isinstance(given, RecoverySettings):
-        raise InvalidInput("must be RecoverySettings", field="recovery", given=given)
-    return given or RecoverySettings()
-
-
-def _check_kinds(given: Any, devices: Iterable[DeviceDefinition]) -> tuple[type[DeviceDefinition], ...]:
-    """The classes that a pool is given, then those of its devices."""
-    if isinstance(given, str | type) or not isinstance(given, Iterable):
-        raise InvalidInput("must be a list of classes derived from DeviceDefinition", field="adapters", given=given)
-    kinds = list(given)
-    for kind in kinds:
-        if not isinstance(kind, type) or not issubclass(kind, DeviceDefinition):
-            raise InvalidInput("must be a list of classes derived from DeviceDefinition", field="adapters", given=kind)
-        check_name("the name of an adapter", getattr(kind, "adapter", ""))
-    return tuple(dict.fromkeys([*kinds, *map(type, devices)]))

@@ -15,8 +15,8 @@ from taskyard.ports.store import Store
 if TYPE_CHECKING:
     from taskyard.device_admin import Devices
     from taskyard.device_pool import DevicePool
+    from taskyard.devices.actor_settings import ActorSettings
     from taskyard.devices.definitions import DeviceDefinition
-    from taskyard.model.device_recovery import RecoverySettings
 
 
 class YardDevices(Opened):
@@ -32,8 +32,8 @@ class YardDevices(Opened):
         *,
         devices: Iterable[DeviceDefinition] = (),
         bucket_by: str | None = None,
-        heartbeat_s: float = 10.0,
-        recovery: RecoverySettings | None = None,
+        heartbeat_s: float | None = None,
+        actor: ActorSettings | None = None,
         auto_recover: int = 1,
         quarantine_account_after: int | None = 5,
         adapters: Iterable[type[DeviceDefinition]] = (),
@@ -42,29 +42,28 @@ class YardDevices(Opened):
         its consumers with `@pool.consumer` and submit with `pool.enqueue`. The pool is a queue of the same name.
 
         `devices` are those of this program; people may add others. With `bucket_by="role"` the tasks that require
-        different roles wait in lines of their own, which take turns. A device is asked every `heartbeat_s` seconds
-        whether it answers, and is down after two of these without an answer. `recovery` says what is done about an
-        outage, and when. A task whose device was lost goes to
-        another one `auto_recover` times. After so many failed runs in a row (`quarantine_account_after`, None: never)
-        tasks of that account and consumer are refused. `adapters` are classes for kinds of devices of your own."""
+        different roles wait in lines of their own, which take turns. A device is asked every `heartbeat_s` seconds (10)
+        whether it answers, and is down after two of these without an answer. `actor` has all of its times, and what is
+        done about an outage; `heartbeat_s` is short for `ActorSettings(heartbeat_s=…)`. A task whose device was lost
+        goes to another one `auto_recover` times. After so many failed runs in a row (`quarantine_account_after`, None:
+        never) tasks of that account and consumer are refused. `adapters` are classes for kinds of devices of your
+        own."""
         from taskyard.device_pool import DevicePool
+        from taskyard.devices.pool_settings import PoolSettings
 
         if self.is_open:
             raise InvalidInput(f"make the device pool {quote(name)} before the yard is opened")
         if name in self._device_pools:
             raise InvalidInput(f"there is a device pool {quote(name)} already")
         yard: Any = self
-        pool = DevicePool(
-            yard,
-            name,
-            devices=devices,
+        settings = PoolSettings(
             bucket_by=bucket_by,
             heartbeat_s=heartbeat_s,
-            recovery=recovery,
+            actor=actor,
             auto_recover=auto_recover,
             quarantine_account_after=quarantine_account_after,
-            adapters=adapters,
         )
+        pool = DevicePool(yard, name, settings, devices=devices, adapters=adapters)
         self._device_pools[name] = pool
         return pool
 

@@ -15,10 +15,10 @@ from typing import Any
 from taskyard.device_admin import Devices
 from taskyard.device_pool import DevicePool, TaskRun
 from taskyard.devices.actor import WorkerActor
+from taskyard.devices.actor_settings import ActorSettings
 from taskyard.devices.consumer import DeviceConsumer
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
 from taskyard.errors import InvalidInput, quote
-from taskyard.model.device_recovery import RecoverySettings
 from taskyard.model.task import Task
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, ConsumerChange, TaskConsumerRegistry
@@ -45,8 +45,8 @@ class ExecutorService:
         store: str | Path | Store | None = None,
         pool: str = "devices",
         bucket_by: str | None = None,
-        heartbeat_s: float = 10.0,
-        recovery: RecoverySettings | None = None,
+        heartbeat_s: float | None = None,
+        actor: ActorSettings | None = None,
         auto_recover: int = 1,
         quarantine_account_after: int | None = 5,
         adapters: Iterable[type[DeviceDefinition]] = (),
@@ -69,7 +69,7 @@ class ExecutorService:
             devices=devices,
             bucket_by=bucket_by,
             heartbeat_s=heartbeat_s,
-            recovery=recovery,
+            actor=actor,
             auto_recover=auto_recover,
             quarantine_account_after=quarantine_account_after,
             adapters=adapters,

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from taskyard import EventKind, ExecutorService, Task, TaskFilter
-from taskyard.devices import Device, DeviceConsumer, GameAccount, RecoverySettings, SimulatedDevice
+from taskyard.devices import ActorSettings, Device, DeviceConsumer, GameAccount, RecoverySettings, SimulatedDevice
 from taskyard.errors import DeviceLost
 from taskyard.model.device import DeviceState
 from taskyard.ports.clock import SystemClock
@@ -61,7 +61,8 @@ async def test_the_ladder_ends_in_quarantine(url):
     """A device that the actor has given up is quarantined in the name of its node, with an alert; given back, it is
     tried again."""
     devices, recovery = phones(2), RecoverySettings(reconnect_s=0.2, app_restarts=0, restarts=0)
-    service = ExecutorService(devices=devices, store=url, heartbeat_s=0.5, name="farm-a", recovery=recovery)
+    actor = ActorSettings(heartbeat_s=0.5, recovery=recovery)
+    service = ExecutorService(devices=devices, store=url, name="farm-a", actor=actor)
     async with service:
         await become(service.yard, emu_1="idle", emu_2="idle")
         devices[0].fail_until("restart", "the screen is black")

@@ -11,6 +11,8 @@ import pytest
 from taskyard.device_admin import Devices
 from taskyard.devices import DeviceConsumer, consumer, device, image_matching, recording, templates
 from taskyard.devices.actor_settings import ActorSettings
+from taskyard.devices.pool_settings import PoolSettings
+from taskyard.executor_service import ExecutorService
 from taskyard.model.device import DeviceState
 from taskyard.yard import Yard
 from tests.docs.blocks import TOP, blocks
@@ -43,8 +45,12 @@ def test_the_page_has_every_state_and_verb():
     assert [name for name in verbs if f"`{name}(" not in text] == []
     assert [state for state in DeviceState if f"| `{state}` |" not in text] == []
     defaults = inspect.signature(Yard.device_pool).parameters
-    assert defaults["heartbeat_s"].default == ActorSettings().heartbeat_s == 10
+    assert (defaults["heartbeat_s"].default, ActorSettings().heartbeat_s) == (None, 10)
     assert (defaults["auto_recover"].default, defaults["quarantine_account_after"].default) == (1, 5)
+    settings = {name: one.default for name, one in inspect.signature(PoolSettings).parameters.items()}
+    assert {name: defaults[name].default for name in settings} == settings
+    service = inspect.signature(ExecutorService).parameters
+    assert {name: service[name].default for name in settings} == settings
     for stated in ("`heartbeat_s` (10 s)", "`auto_recover` times (once)", "last five runs"):
         assert stated in text
 

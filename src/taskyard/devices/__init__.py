@@ -6,6 +6,7 @@ Nothing here imports the libraries of the extra `devices`: each is imported wher
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from taskyard.devices.actor_settings import ActorSettings
 from taskyard.devices.consumer import BaseExecutor, DeviceConsumer, run_on_device
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
 from taskyard.devices.device import Device, current_device
@@ -35,6 +36,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "ActorSettings",
     "AdbDevice",
     "BaseExecutor",
     "CommandDevice",
