@@ -132,8 +132,9 @@ class Devices:
         return await self._ask(name, QuarantineDevice(check_reason(reason)), by)
 
     async def remove(self, name: str, *, force: bool = False, by: str = CODE) -> None:
-        """Forget the device; its history stays. `DeviceBusy` while a task runs on it, unless `force`: the task is then
-        interrupted and goes to another device."""
+        """Forget the device; its history stays. `DeviceBusy` while a task runs on it, unless `force`: the run is then
+        interrupted as if the device was lost. A task that starts at the same moment may meet that without `force`:
+        drain the device first to be sure."""
         audit = self._entry(by, "remove_device", name, details={"force": True} if force else {})
         await self._done(self._find_store().remove_device(name, force=force, by=check_by(by), audit=audit))
 

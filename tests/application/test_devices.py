@@ -203,6 +203,21 @@ async def test_a_device_gets_the_next_number_of_its_pool(application: LocalAppli
         await add(application, "other", number=7)
 
 
+async def test_a_kind_that_the_pool_does_not_serve_is_refused(tmp_path: Path) -> None:
+    """Where the program of the pool is known, a device of commands is refused at once if that does not name the kind;
+    elsewhere its nodes decide. Editing one is no reason to refuse it."""
+    lab = DeviceRequest(name="lab", pool="phones", adapter="command", settings={"health": "true"})
+    async with open_application(Work(tmp_path / "work.db").yard, actor=ANA, create=True) as application:
+        with pytest.raises(InvalidInput, match=r"the pool does not serve.*adapters=\[CommandDevice\]"):
+            await application.devices.add(lab)
+    async with open_application(Yard(tmp_path / "work.db"), actor=ANA) as application:
+        await application.devices.add(lab)
+    async with open_application(Work(tmp_path / "work.db").yard, actor=ANA) as application:
+        receipt = await application.devices.edit("lab", DeviceChange(settings={"timeout_s": 5}))
+        assert receipt.device is not None
+        assert receipt.device.settings == {"health": "true", "timeout_s": 5}
+
+
 async def test_settings_are_merged_and_secrets_hidden(application: LocalApplication) -> None:
     """An edit changes the settings that it names, and removes those that are null; a text is taken where the adapter
     wants one; documents hide secrets."""

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from taskyard import EventKind, ExecutorService, Task, TaskFilter, TaskState, Yard
-from taskyard.devices import Device, DeviceDefinition, GameAccount, SimulatedDevice
+from taskyard.devices import CommandDevice, Device, DeviceDefinition, GameAccount, SimulatedDevice
 from taskyard.errors import AccountQuarantined, DeviceExists, InvalidInput, StoreUnavailable, UnknownDevice
 from taskyard.model.device import DeviceSpec, DeviceState
 from taskyard.ports.clock import SystemClock
@@ -149,6 +149,30 @@ async def test_a_device_that_cannot_be_made_is_honestly_down():
         await become(service.yard, wrong="idle")
         assert await service.enqueue(DAILY, SEVEN)
         await work.next()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"adapters": [CommandDevice]}, {"devices": [CommandDevice(1, health="true")]}]
+)
+async def test_a_stored_command_is_run_only_if_the_program_says_so(tmp_path, settings):
+    """A device in the store whose settings are commands is served only by a pool that was given this kind, or has such
+    devices; on others it is down with the reason, and no command is run."""
+    made = tmp_path / "made"
+    stored = CommandDevice(9, name="lab", health=f"touch {made}")
+    async with ExecutorService(**{"devices": [SimulatedDevice(1)], **settings}) as service:
+        await service.devices.add(stored, service.pool.name)
+        if settings:
+            await become(service.yard, lab="idle")
+            assert made.exists()
+            return
+
+        async def reason():
+            return "give the pool adapters=[CommandDevice]" in (await service.devices.get("lab")).health.reason
+
+        await eventually(service.yard, reason)
+        await become(service.yard, simulated_1="idle")
+        assert (await states(service.yard))["lab"] == "down"
+        assert not made.exists()
 
 
 @pytest.mark.spec("DEV-11", "DEV-05")

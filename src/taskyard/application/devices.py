@@ -142,11 +142,13 @@ class LocalDevices:
         """The definition as its adapter understands it, with texts for settings that must be texts. `InvalidInput` if
         there is no such adapter, or if the settings or the address make no sense to it. A stored device may have an
         adapter that only the code of its pool knows."""
-        from taskyard.devices.kinds import check_spec, known_kinds
+        from taskyard.devices.kinds import check_served, check_spec, known_kinds
 
         kinds = self._context.yard._device_kinds(spec.pool)
         if not is_new and spec.adapter not in known_kinds(kinds):
             return spec
+        if is_new and spec.pool in self._context.yard._device_pools:
+            check_served(spec.adapter, kinds)
         try:
             return check_spec(spec, kinds)
         except InvalidInput as wrong:

@@ -18,6 +18,10 @@ _KINDS = {
 }
 """Module and class of each: imported where one is used."""
 
+_TRUSTED_ONLY = ("command",)
+"""Kinds whose settings are programs that run on the node. Otherwise, whatever may write a device into the store could
+run any program on every node of a pool."""
+
 
 def known_kinds(more: Iterable[type[DeviceDefinition]] = ()) -> list[str]:
     """The names that `make_definition` knows, with those of these classes."""
@@ -37,6 +41,19 @@ def check_spec(spec: DeviceSpec, more: Iterable[type[DeviceDefinition]] = ()) ->
     if spec.address and not made.address:
         raise InvalidInput(f"has no meaning for a device of the adapter {quote(spec.adapter)}", field="address")
     return replace(spec, address=made.address)
+
+
+def check_served(adapter: str, kinds: Iterable[type[DeviceDefinition]]) -> None:
+    """`InvalidInput` if only the program of a pool may say that it serves devices of this kind, and it does not: it was
+    given the classes `kinds`, or has devices of them."""
+    if adapter in _TRUSTED_ONLY and all(kind.adapter != adapter for kind in kinds):
+        class_name = _KINDS[adapter][1]
+        raise InvalidInput(
+            "is a kind of device that the pool does not serve: its settings are programs that would run on the node",
+            field="adapter",
+            given=adapter,
+            hint=f"if all who may add devices may run programs there, give the pool adapters=[{class_name}]",
+        )
 
 
 def _find_kind(name: str, more: Iterable[type[DeviceDefinition]]) -> type[DeviceDefinition]:

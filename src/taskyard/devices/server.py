@@ -21,7 +21,7 @@ from taskyard.devices.actor import WorkerActor
 from taskyard.devices.actor_settings import ActorSettings
 from taskyard.devices.definitions import DeviceDefinition
 from taskyard.devices.executor import DeviceExecutor
-from taskyard.devices.kinds import make_definition
+from taskyard.devices.kinds import check_served, make_definition
 from taskyard.devices.quarantine import AccountWatch
 from taskyard.devices.roster import Roster
 from taskyard.errors import StoreError, TaskyardError, UnknownDevice
@@ -302,6 +302,7 @@ class PoolServer:
         own = self._definitions.get(spec.name)
         if own is not None and not _needs_another_actor(own.spec(self._pool), spec):
             return own
+        check_served(spec.adapter, self._adapters)
         return make_definition(spec, self._adapters)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -201,16 +201,20 @@ def edit_device(spec: DeviceSpec, command: EditDevice) -> DeviceSpec:
 
 class DeviceEdits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a person has changed of a device that a program defines: the next start of the program leaves it as it is.
-    `labels` by name, an empty text stands for one that was removed; `has_settings`: the settings were changed."""
+    `labels` by name, an empty text stands for one that was removed; the others say which parts were changed."""
 
     labels: dict[str, str] = {}
     has_settings: bool = False
+    has_address: bool = False
+    has_host: bool = False
 
     def after(self, command: EditDevice) -> DeviceEdits:
         """The same with one more edit."""
         return DeviceEdits(
             labels={**self.labels, **(command.labels or {})},
             has_settings=self.has_settings or command.settings is not None,
+            has_address=self.has_address or command.address is not None,
+            has_host=self.has_host or command.host is not None,
         )
 
     def applied(self, defined: DeviceSpec, stored: DeviceSpec) -> DeviceSpec:
@@ -220,6 +224,8 @@ class DeviceEdits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             defined,
             labels={name: value for name, value in labels.items() if value},
             settings=stored.settings if self.has_settings else defined.settings,
+            address=stored.address if self.has_address else defined.address,
+            host=stored.host if self.has_host else defined.host,
         )
 
 

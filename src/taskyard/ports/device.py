@@ -103,10 +103,10 @@ class DeviceStore(Protocol):
         ...
 
     async def define_devices(self, specs: Sequence[DeviceSpec], *, by: str) -> list[DeviceStatus]:
-        """What a program says when it starts: each is added, or, if it was defined by code, brought up to date. Labels
-        and settings that a person has edited stay. `DeviceExists` if one of them collides with another device, such as
-        one of its name in another pool or one that was not defined by code, and then none is changed. Orders stay as
-        they are. The answer is in the order of `specs`."""
+        """What a program says when it starts: each is added, or, if it was defined by code, brought up to date. Labels,
+        settings, the address and the host that a person has edited stay. `DeviceExists` if one of them collides with
+        another device, such as one of its name in another pool or one that was not defined by code, and then none is
+        changed. Orders stay as they are. The answer is in the order of `specs`."""
         ...
 
     async def command_device(
@@ -120,7 +120,7 @@ class DeviceStore(Protocol):
         self, name: str, *, force: bool = False, by: str = "", audit: AuditEntry | None = None
     ) -> None:
         """Forget the device; its runs stay in the history. `UnknownDevice` if there is none; `DeviceBusy` if a task
-        runs on it and `force` is not given."""
+        runs on it and `force` is not given, as far as that is seen: a claim may commit just after."""
         ...
 
     async def serve_devices(self, node: str, names: Sequence[str]) -> list[str]:

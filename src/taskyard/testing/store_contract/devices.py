@@ -239,8 +239,8 @@ class DefinitionContract(Desk):
         assert await kept(store).list_devices() == before
 
     async def test_what_a_person_edits_stays(self, store: Store) -> None:
-        """Labels and settings that a person has edited stay when the program defines the device again; the rest is as
-        the program says. A label that was removed stays removed."""
+        """Labels, settings, the address and the host that a person has edited stay when the program defines the device
+        again; the rest is as the program says. A label that was removed stays removed."""
         spec = a_device("emu-1", labels={"role": "us", "zone": "a", "old": "1"}, settings={"app": "x"}, from_code=True)
         await kept(store).define_devices([spec], by="code")
         await command(store, "emu-1", EditDevice(labels={"role": "eu", "old": ""}))
@@ -253,6 +253,14 @@ class DefinitionContract(Desk):
         await command(store, "emu-1", EditDevice(settings={"app": "mine"}))
         (status,) = await kept(store).define_devices([again], by="code")
         assert (status.spec.labels, status.spec.settings) == ({"role": "eu", "zone": "b"}, {"app": "mine"})
+        edited = await command(store, "emu-1", EditDevice(address="by hand"))
+        assert await kept(store).define_devices([again], by="code") == [edited]
+        edited = await command(store, "emu-1", EditDevice(host="rack-1"))
+        assert await kept(store).define_devices([again], by="code") == [edited]
+        assert (edited.spec.address, edited.spec.host) == ("by hand", "rack-1")
+        edited = await command(store, "emu-1", EditDevice(host=""))
+        again = msgspec.structs.replace(again, host="rack-2")
+        assert await kept(store).define_devices([again], by="code") == [edited]
 
     async def test_an_edit_changes_what_it_names(self, store: Store) -> None:
         """An edit leaves what it does not name, and one that changes nothing is not told. An address that is taken is
