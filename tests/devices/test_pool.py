@@ -1,6 +1,7 @@
 """Devices of a pool while it runs: who serves them, what people do to them, and what becomes of their tasks."""
 
 import asyncio
+from datetime import datetime, timedelta
 from functools import partial
 
 import pytest
@@ -89,6 +90,34 @@ async def test_what_is_taken_for_a_time_comes_back():
         assert await service.enqueue(DAILY, SEVEN)
         await eventually(service.yard, lambda: not service.pool.places.ready())
         assert await work.next() == ("daily", 7, "emu-1")
+
+
+async def test_the_time_of_a_take_begins_when_the_run_has_ended(url):
+    """A person who takes a busy device gets it for the whole time, however long its task goes on; then it gets tasks
+    again by itself."""
+    work = Work()
+    async with serving(url, work, devices=1) as service:
+        devices, yard = service.devices, service.yard
+        assert await service.enqueue(DAILY, SEVEN)
+        await work.next()
+        taken = await devices.take("emu-1", for_s=0.7, reason="a bug", by="ana")
+        assert (taken.orders.taken_until, taken.orders.taken_for_s) == (None, 0.7)
+        assert taken.state_at(yard.now() + timedelta(days=1)) is DeviceState.DRAINING
+        assert await service.enqueue(DAILY, EIGHT)
+        before = yard.now()
+        work.let_go()
+
+        async def has_begun():
+            return (await devices.get("emu-1")).orders.taken_until
+
+        until = await eventually(yard, has_begun)
+        assert await work.next() == ("daily", 8, "emu-1")
+        later, _ = await service.task_runs()
+        assert isinstance(until, datetime)
+        assert before + timedelta(seconds=0.7) <= until <= later.start
+        events = (await yard.store.events(after=0)).events
+        told = [(event.actor, event.code) for event in events if event.kind is EventKind.DEVICE_TAKEN]
+        assert told == [("ana", "a bug")] * 2
 
 
 async def test_wrong_orders_are_refused():

@@ -100,6 +100,8 @@ class OrdersDocument(Document, frozen=True, kw_only=True):
     drained: AuditStamp | None = None
     taken: AuditStamp | None = None
     taken_until: datetime | None = None
+    taken_for_s: float | None = None
+    """Until the task that still runs there has ended; then `taken_until` says when the time is over."""
     quarantined: AuditStamp | None = None
 
 

@@ -21,6 +21,7 @@ from taskyard.application.device_documents import (
     DeviceRequest,
     DrainDevice,
     GiveBackDevice,
+    OrdersDocument,
     QuarantineDevice,
     TakeDevice,
 )
@@ -181,11 +182,17 @@ def _facts(device: DeviceDetail, now: datetime) -> Iterator[tuple[str, str | Tex
         ("quarantined", device.orders.quarantined), ("taken", device.orders.taken), ("drained", device.orders.drained),
     ):  # fmt: skip
         if stamp is not None:
-            until = until_text(device.orders.taken_until, now) if title == "taken" else ""
+            until = _taken_text(device.orders, now) if title == "taken" else ""
             words = (f"by {actor_text(stamp.actor)}", moment(stamp.at), until, clean(stamp.reason))
             yield title, " · ".join(filter(None, words))
     yield "defined", "by a program, whenever it starts" if device.from_code else ""
     yield "runs", _tally_text(device)
+
+
+def _taken_text(orders: OrdersDocument, now: datetime) -> str:
+    if orders.taken_for_s is not None:
+        return f"for {duration(orders.taken_for_s)} from the end of its task"
+    return until_text(orders.taken_until, now)
 
 
 def _tally_text(device: DeviceDetail) -> Text:
@@ -287,7 +294,8 @@ def _order_text(receipt: DeviceReceipt, command: DeviceCommand, now: datetime) -
         case DrainDevice() | QuarantineDevice():
             return "it takes no tasks until: taskyard device give-back " + clean(device.name)
         case TakeDevice() if device.task:
-            return f"{task}; it is yours when that has ended {until_text(device.until, now)}".rstrip()
+            for_ = "" if command.for_s is None else f", for {duration(command.for_s)}"
+            return f"{task}; it is yours when that has ended{for_}"
         case TakeDevice():
             until = until_text(device.until, now)
             back = f"give it back with: taskyard device give-back {clean(device.name)}"

@@ -24,6 +24,7 @@ from taskyard.devices.device import RESTART_LIMIT_S, Device
 from taskyard.devices.device_thread import DeviceThread
 from taskyard.devices.work_item import Cause, WorkItem
 from taskyard.model.device import DeviceHealth, DeviceOrders, DeviceSpec, DeviceState
+from taskyard.model.notes import AuditStamp
 from taskyard.ports.clock import Clock
 from taskyard.ports.device import DeviceAdapter
 from taskyard.ports.explain import internal_fault, rejected
@@ -169,6 +170,12 @@ class WorkerActor:
         else:
             self._wake.set()
         return True
+
+    @property
+    def to_hand_over(self) -> AuditStamp | None:
+        """The order of the person whose time begins now: nothing runs here any more."""
+        is_due = self._orders.taken_for_s is not None and self.state is DeviceState.TAKEN and not self.load
+        return self._orders.taken if is_due else None
 
     def set_orders(self, orders: DeviceOrders) -> None:
         """What people have said of it now. Drained, it gets no new task, and is looked after. Taken or quarantined, it

@@ -25,7 +25,7 @@ from taskyard.devices.kinds import check_served, make_definition
 from taskyard.devices.quarantine import AccountWatch
 from taskyard.devices.roster import Roster
 from taskyard.errors import StoreError, TaskyardError, UnknownDevice
-from taskyard.model.device import DeviceHealth, DeviceSpec, DeviceStatus, QuarantineDevice
+from taskyard.model.device import DeviceHealth, DeviceSpec, DeviceStatus, HandOverDevice, QuarantineDevice
 from taskyard.model.state import TaskState
 from taskyard.ports.clock import Clock
 from taskyard.ports.device import DeviceReport, DeviceStore
@@ -214,6 +214,7 @@ class PoolServer:
             self._seen, self._retry_mono = version, self._clock.monotonic() + RETRY_S
         await self._report(node)
         await self._write_quarantines()
+        await self._hand_over()
         await self._accounts.look(self._devices_store, self._roster, by=self._by)
         await self._log_length()
 
@@ -394,6 +395,19 @@ class PoolServer:
                 except UnknownDevice:
                     pass  # it was removed meanwhile: the next look finds that out
             self._given_up.pop(name, None)
+
+    async def _hand_over(self) -> None:
+        """Begin the time of those who have taken a device for a while, when its run has ended."""
+        for name, actor in list(self.actors.items()):
+            taken = actor.to_hand_over
+            if taken is None or name in self._closing:
+                continue
+            try:
+                command = HandOverDevice(reason=taken.reason)
+                status = await self._devices_store.command_device(name, command, by=taken.actor)
+            except UnknownDevice:
+                continue  # it was removed meanwhile: the next look finds that out
+            actor.set_orders(status.orders)
 
     async def _log_length(self) -> None:
         if not self._is_length_noted or self._store is None:

@@ -73,12 +73,14 @@ NOT_CHECKED = "it has not answered yet"
 
 
 class DeviceOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What people, or the ladder, have said of a device, and not taken back. Who has `taken` it keeps it until
-    `taken_until`, if there is such a time."""
+    """What people, or the ladder, have said of a device, and not taken back. A person who has `taken` it keeps it until
+    `taken_until`, if there is such a time. While a task still runs on it, the time has not begun, and `taken_for_s` is
+    how long it will be."""
 
     drained: AuditStamp | None = None
     taken: AuditStamp | None = None
     taken_until: datetime | None = None
+    taken_for_s: float | None = None
     quarantined: AuditStamp | None = None
 
     def at(self, now: datetime) -> DeviceOrders:
@@ -138,10 +140,16 @@ class DrainDevice(msgspec.Struct, frozen=True, tag="drain"):
 
 class TakeDevice(msgspec.Struct, frozen=True, tag="take"):
     """A person wants to use it by hand, for so many seconds, or until they give it back. What runs on it goes on; it is
-    theirs when that has ended."""
+    theirs when that has ended, and the time begins then."""
 
     reason: str = ""
     for_s: float | None = None
+
+
+class HandOverDevice(msgspec.Struct, frozen=True, tag="hand_over"):
+    """The run on a device that is taken has ended: the time of the person begins. The node that serves it says so."""
+
+    reason: str = ""
 
 
 class QuarantineDevice(msgspec.Struct, frozen=True, tag="quarantine"):
@@ -166,19 +174,27 @@ class EditDevice(msgspec.Struct, frozen=True, tag="edit"):
     reason: str = ""
 
 
-DeviceCommand = DrainDevice | TakeDevice | QuarantineDevice | GiveBackDevice | EditDevice
+DeviceCommand = DrainDevice | TakeDevice | HandOverDevice | QuarantineDevice | GiveBackDevice | EditDevice
 
 
-def order_device(orders: DeviceOrders, command: DeviceCommand, *, by: str, now: datetime) -> DeviceOrders:
-    """What a command makes of the orders. One that changes nothing answers with `orders` itself, so that the first to
-    say it is remembered."""
+def order_device(
+    orders: DeviceOrders, command: DeviceCommand, *, by: str, now: datetime, is_busy: bool = False
+) -> DeviceOrders:
+    """What a command makes of the orders of a device, on which a task runs if it `is_busy`. A command that changes
+    nothing answers with `orders` itself, so that the first to say it is remembered."""
     stamp = AuditStamp(by, now, command.reason)
     match command:
         case DrainDevice():
             return orders if orders.drained else msgspec.structs.replace(orders, drained=stamp)
         case TakeDevice(for_s=for_s):
-            until = None if for_s is None else now + timedelta(seconds=for_s)
-            return msgspec.structs.replace(orders, taken=stamp, taken_until=until)
+            until = None if for_s is None or is_busy else now + timedelta(seconds=for_s)
+            waits_s = for_s if is_busy else None
+            return msgspec.structs.replace(orders, taken=stamp, taken_until=until, taken_for_s=waits_s)
+        case HandOverDevice():
+            if orders.taken_for_s is None:
+                return orders
+            until = now + timedelta(seconds=orders.taken_for_s)
+            return msgspec.structs.replace(orders, taken_until=until, taken_for_s=None)
         case QuarantineDevice():
             return orders if orders.quarantined else msgspec.structs.replace(orders, quarantined=stamp)
         case GiveBackDevice():

@@ -23,6 +23,7 @@ from taskyard.model.device import (
     DrainDevice,
     EditDevice,
     GiveBackDevice,
+    HandOverDevice,
     QuarantineDevice,
     TakeDevice,
     edit_device,
@@ -159,13 +160,16 @@ def _check_unique(changed: Collection[DeviceSpec], known: Known) -> None:
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-def plan_command(name: str, command: DeviceCommand, known: Known, *, by: str, now: datetime) -> Change | None:
-    """None if it changes nothing. An edit of the address has to know all devices."""
+def plan_command(
+    name: str, command: DeviceCommand, known: Known, *, by: str, now: datetime, is_busy: bool
+) -> Change | None:
+    """None if it changes nothing. An edit of the address has to know all devices, and only `TakeDevice` has to know
+    whether a task runs there."""
     device = get_device(known, name)
     if isinstance(command, EditDevice):
         return _plan_edit(device, command, known, by)
     before = device.orders.at(now)
-    after = order_device(before, command, by=by, now=now)
+    after = order_device(before, command, by=by, now=now, is_busy=is_busy)
     if after is before:
         return None
     return Change(device.changed(orders=after), _TOLD[type(command)], by, command.reason)
@@ -183,6 +187,7 @@ def _plan_edit(device: StoredDevice, command: EditDevice, known: Known, by: str)
 _TOLD: dict[type[DeviceCommand], EventKind] = {
     DrainDevice: EventKind.DEVICE_DRAINED,
     TakeDevice: EventKind.DEVICE_TAKEN,
+    HandOverDevice: EventKind.DEVICE_TAKEN,
     QuarantineDevice: EventKind.DEVICE_QUARANTINED,
     GiveBackDevice: EventKind.DEVICE_GIVEN_BACK,
 }

@@ -17,6 +17,7 @@ from taskyard.model.device import (
     QuarantinedAccount,
     RunFilter,
     RunTally,
+    TakeDevice,
 )
 from taskyard.model.event import EventDetail, EventKind
 from taskyard.model.state import TaskState
@@ -141,7 +142,8 @@ class DeviceVerbs:
         self, name: str, command: DeviceCommand, *, by: str, audit: AuditEntry | None = None
     ) -> DeviceStatus:
         now = self._core.now()
-        change = plan_command(name, command, self._core.devices.known, by=by, now=now)
+        is_busy = isinstance(command, TakeDevice) and name in _find_busy(self._core)
+        change = plan_command(name, command, self._core.devices.known, by=by, now=now, is_busy=is_busy)
         self._change([] if change is None else [change], now, audit)
         return self._status(self._core.devices.known[name])
 

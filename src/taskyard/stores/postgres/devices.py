@@ -27,6 +27,7 @@ from taskyard.model.device import (
     QuarantinedAccount,
     RunFilter,
     RunTally,
+    TakeDevice,
 )
 from taskyard.model.notes import AuditStamp
 from taskyard.ports.clock import Clock
@@ -112,13 +113,20 @@ class DeviceVerbs:
         if clean(name) != name:
             raise UnknownDevice(name)
 
+        is_busy = isinstance(command, TakeDevice) and await self._is_busy(name)
+
         def plan(known: Known, now: datetime) -> list[Change]:
-            change = plan_command(name, command, known, by=by, now=now)
+            change = plan_command(name, command, known, by=by, now=now, is_busy=is_busy)
             return [] if change is None else [change]
 
         read = None if isinstance(command, EditDevice) else [name]
         (status,) = await self._change(plan, [name], audit, read=read)
         return status
+
+    async def _is_busy(self, name: str) -> bool:
+        """Read before the order is written. A run that ends meanwhile does no harm: its node begins the time."""
+        async with self._db.asked():
+            return any(one.task for one in await self._db.read(partial(list_devices, names=[name])))
 
     async def _change(
         self,

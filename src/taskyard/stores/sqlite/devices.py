@@ -24,6 +24,7 @@ from taskyard.model.device import (
     QuarantinedAccount,
     RunFilter,
     RunTally,
+    TakeDevice,
 )
 from taskyard.model.event import EventKind
 from taskyard.model.notes import AuditStamp
@@ -85,7 +86,8 @@ class DeviceWrites:
 
     def command(self, name: str, command: DeviceCommand, by: str, audit: AuditEntry | None) -> DeviceStatus:
         known = _read_known(self._conn, None if isinstance(command, EditDevice) else [name])
-        change = plan_command(name, command, known, by=by, now=self._clock.now())
+        is_busy = isinstance(command, TakeDevice) and name in _read_busy(self._conn)
+        change = plan_command(name, command, known, by=by, now=self._clock.now(), is_busy=is_busy)
         if change is not None:
             self._write([change])
             note(self._conn, audit, 1, 1)

@@ -25,6 +25,7 @@ from taskyard.model.device import (
     DrainDevice,
     EditDevice,
     GiveBackDevice,
+    HandOverDevice,
     QuarantinedAccount,
     QuarantineDevice,
     RunFilter,
@@ -501,6 +502,25 @@ class PresenceContract(Desk):
         assert (drained.task, drained.state_at(clock.now())) == (record.uuid, DeviceState.DRAINING)
         await settle(store, claim, Move.completed(at=tick(clock, 1)))
         assert (await look(store, "emu-2")).task == ""
+
+    async def test_the_time_of_a_take_waits_for_the_run(self, store: Store, clock: ManualClock) -> None:
+        """Who takes a busy device for a time has it from when its node hands it over, once. That is told as well."""
+        await bring_up(store, "emu-1")
+        claim = await run_on(store, "emu-1", a_record(clock.now(), key="7", queue="phones"))
+        after, at = await newest(store), clock.now()
+        taken = (await command(store, "emu-1", TakeDevice("a bug", for_s=60))).orders
+        assert taken == DeviceOrders(taken=AuditStamp("ann", at, "a bug"), taken_for_s=60)
+        ended = tick(clock, 100)
+        assert (await look(store, "emu-1")).state_at(ended) is DeviceState.DRAINING
+        await settle(store, claim, Move.completed(at=ended))
+        assert (await look(store, "emu-1")).state_at(ended) is DeviceState.TAKEN
+        mine = await command(store, "emu-1", HandOverDevice("a bug"))
+        assert mine.orders == DeviceOrders(taken=taken.taken, taken_until=ended + seconds(60))
+        tick(clock, 30)
+        assert await command(store, "emu-1", HandOverDevice("a bug")) == mine
+        assert mine.state_at(tick(clock, 31)) is DeviceState.IDLE
+        events = await told(store, after)
+        assert [(event.kind, event.actor, event.code) for event in events] == [(K.DEVICE_TAKEN, "ann", "a bug")] * 2
 
     async def test_a_busy_device_is_removed_by_force(self, store: Store, clock: ManualClock) -> None:
         """A device that a task runs on is removed by force alone; its name and number are free then, and its runs stay
