@@ -61,7 +61,7 @@ async def test_the_ladder_ends_in_quarantine(url):
     """A device that the actor has given up is quarantined in the name of its node, with an alert; given back, it is
     tried again."""
     devices, recovery = phones(2), RecoverySettings(reconnect_s=0.2, app_restarts=0, restarts=0)
-    actor = ActorSettings(heartbeat_s=0.5, recovery=recovery)
+    actor = ActorSettings(heartbeat_s=2.0, recovery=recovery)
     service = ExecutorService(devices=devices, store=url, name="farm-a", actor=actor)
     async with service:
         await become(service.yard, emu_1="idle", emu_2="idle")
