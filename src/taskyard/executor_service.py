@@ -134,8 +134,9 @@ class ExecutorService:
     # --- the interface of the design ----------------------------------------------------------------------------------
 
     async def enqueue(self, task: Task, account: GameAccount, **options: Any) -> bool:
-        """Put the task at the tail of the queue; see `DevicePool.enqueue`."""
-        return await self.pool.enqueue(task, account, **options)
+        """Put the task at the tail of the queue, also while the service is stopped; see `DevicePool.enqueue`."""
+        async with self._open():
+            return await self.pool.enqueue(task, account, **options)
 
     async def is_queued(self, account_id: int | str, task_type: str) -> bool:
         """Whether a task of this account and consumer waits."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -611,7 +612,8 @@ async def test_a_caller_that_leaves_keeps_the_device_from_new_tasks(clock: Manua
         submitted.task.cancel()
         await settled()
         assert submitted.run.is_detached
-        assert (actor.state, actor.takes_tasks) == (DeviceState.BUSY, False)
+        assert (actor.state, actor.takes_tasks, actor.health.is_up) == (DeviceState.DOWN, False, False)
+        assert actor.health.reason == "code of an ended run still uses it"
         await pass_time(clock, 11.0)
         assert submitted.task.cancelled()
         code.gate.set()
@@ -761,6 +763,58 @@ async def test_an_actor_may_be_closed_by_force(
     result = await submitted.result()
     assert result.error is not None
     assert result.error.code is ErrorCode.DEVICE_LOST
+
+
+async def test_an_actor_that_is_cancelled_takes_the_device_from_its_code(
+    actor: WorkerActor, adapter: ScriptedAdapter
+) -> None:
+    """The adapter is closed, and code that ignores its cancellation cannot use the device any more."""
+    go, began, refused = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def code(_: object) -> None:
+        device = current_device()
+        began.set()
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+        try:
+            await device.shell("true")
+        except DeviceError:
+            refused.set()
+            raise
+
+    loop = asyncio.create_task(actor.run_forever())
+    await settled()
+    submitted = begin(actor, code)
+    async with asyncio.timeout(10):
+        await began.wait()
+    loop.cancel()
+    await settled()
+    assert loop.cancelled()
+    assert adapter.calls[-1] == "close"
+    assert actor.closing_adapter is not None
+    assert actor.closing_adapter.done()
+    go.set()
+    await submitted.result()
+    assert refused.is_set()
+    assert adapter.count("shell") == 0
+
+
+async def test_an_adapter_that_hangs_when_its_actor_is_cancelled_is_left(
+    actor: WorkerActor, adapter: ScriptedAdapter
+) -> None:
+    """A call that is under way is cancelled before the adapter is closed, and a failure to close is logged only."""
+    adapter.hangs.add("health")
+    adapter.errors["close"] = OSError("no such port")
+    loop = asyncio.create_task(actor.run_forever())
+    await settled()
+    assert adapter.active == 1
+    loop.cancel()
+    await settled()
+    assert actor.closing_adapter is not None
+    async with asyncio.timeout(10):
+        await actor.closing_adapter
+    assert (adapter.active, adapter.calls) == (0, ["connect", "health", "close"])
 
 
 async def test_an_adapter_that_does_not_let_go_does_not_hold_up_the_end(

@@ -14,7 +14,6 @@ from taskyard.errors import (
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
-    NotOpen,
     UnknownConsumer,
 )
 from taskyard.ports.consumer import BaseTaskConsumer
@@ -180,8 +179,6 @@ async def test_what_makes_no_sense_is_refused(caplog):
         assert len(await service.queue_info()) == 1
         await service.devices.label("emu-2", {"role": "mars"})
         assert (await work.next())[1:] == (8, "emu-2")
-    with pytest.raises(NotOpen):
-        await service.enqueue(DAILY, SEVEN)
 
 
 def test_settings_that_make_no_sense_are_refused():

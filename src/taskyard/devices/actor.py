@@ -23,7 +23,7 @@ from taskyard.devices.care import DeviceCare
 from taskyard.devices.device import RESTART_LIMIT_S, Device
 from taskyard.devices.device_thread import DeviceThread
 from taskyard.devices.work_item import Cause, WorkItem
-from taskyard.model.device import DeviceHealth, DeviceOrders, DeviceSpec, DeviceState
+from taskyard.model.device import CODE_GOES_ON, DeviceHealth, DeviceOrders, DeviceSpec, DeviceState
 from taskyard.model.notes import AuditStamp
 from taskyard.ports.clock import Clock
 from taskyard.ports.device import DeviceAdapter
@@ -84,6 +84,8 @@ class WorkerActor:
         self._interrupt_mono: float | None = None
         self._cut_mono: float | None = None
         """When code and actor stop to use the device, because another node may serve it."""
+        self.closing_adapter: asyncio.Task[None] | None = None
+        """Ends when the adapter has let go, or cannot, after an actor that was cancelled."""
         self._told, self._logged = self._facts(), self.state
 
     def __repr__(self) -> str:
@@ -118,7 +120,7 @@ class WorkerActor:
             return DeviceState.QUARANTINED
         if orders.taken is not None and self.current is None:
             return DeviceState.TAKEN
-        if not self._care.is_up or self._care.is_let_go or self._is_closing:
+        if not self._care.is_up or self._care.is_let_go or self._is_closing or self.is_left_behind:
             return DeviceState.DOWN
         if orders.drained is not None or orders.taken is not None:
             return DeviceState.DRAINING
@@ -134,6 +136,8 @@ class WorkerActor:
     def health(self) -> DeviceHealth:
         """What a store keeps of it."""
         care = self._care
+        if self.current is not None and self.is_left_behind:
+            return DeviceHealth(since=self.current.detached_at, reason=CODE_GOES_ON, beat_at=care.last_beat)
         return DeviceHealth(
             is_up=care.is_up, since=care.since, reason=care.reason, step=care.step_name, beat_at=care.last_beat
         )
@@ -141,12 +145,22 @@ class WorkerActor:
     @property
     def takes_tasks(self) -> bool:
         """Whether a task may be sent here: the place of the device is ready. It may be busy."""
-        return self.state in (DeviceState.IDLE, DeviceState.BUSY) and not self._is_left_behind
+        return self.state in (DeviceState.IDLE, DeviceState.BUSY)
 
     @property
-    def _is_left_behind(self) -> bool:
+    def is_left_behind(self) -> bool:
         """Code goes on here whose caller has left: its task may be anywhere by now."""
-        return self.current is not None and self.current.is_detached
+        return self.has_code and self.current is not None and self.current.is_detached
+
+    @property
+    def has_code(self) -> bool:
+        """Whether code of a run goes on here, also after the end of the actor."""
+        return self.current is not None and not self.current.is_over
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether it could be connected to at the last try."""
+        return self._care.is_reachable
 
     @property
     def load(self) -> int:
@@ -183,6 +197,10 @@ class WorkerActor:
         if orders.quarantined is not None:
             self._care.gave_up = ""
         self._orders = orders
+        self._wake.set()
+
+    def look(self) -> None:
+        """Something has changed: the caller of the current item has left."""
         self._wake.set()
 
     def replace_spec(self, spec: DeviceSpec) -> None:
@@ -230,11 +248,17 @@ class WorkerActor:
         self._is_running, self._context = False, None
         self._is_closing = True
         self._refuse_waiting()
-        self._care.cancel()
+        self.closing_adapter = self._care.cancel()
         if self.current is not None:
+            self._shut_out(self.current)
             self.current.leave_alone()
         self._thread.close()
         self._over.set()
+
+    def _shut_out(self, item: WorkItem) -> None:
+        """Code that is left behind cannot use the device any more."""
+        if item.device is not None:
+            item.device.close()
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
@@ -259,6 +283,8 @@ class WorkerActor:
         now = self._clock.monotonic()
         times: list[float | None] = [self._look_after_run(now)]
         if self._is_closing and self._may_end():
+            if self.current is not None:
+                self._shut_out(self.current)
             times.append(self._care.let_go(now))
             self._has_ended = times[-1] is None
         elif self._must_let_go(now):
@@ -353,6 +379,8 @@ class WorkerActor:
 
     def _end_run(self, item: WorkItem, now: float) -> None:
         self.current = None
+        if item.is_detached:
+            self._care.since = self._clock.now()  # until now it was reported down
         text = "device %s: task %s from %s has ended after %.3f s"
         log.info(text, self.name, item.task_id, item.task_type, now - item.began_mono, extra=self._about(item))
         try:
@@ -398,7 +426,8 @@ class WorkerActor:
 
     def _facts(self) -> tuple[bool, str, str, bool, str]:
         """What the pool is told."""
-        return self._care.is_up, self._care.reason, self._care.step_name, self.takes_tasks, self.gave_up
+        health = self.health
+        return health.is_up, health.reason, health.step, self.takes_tasks, self.gave_up
 
     def _tell(self) -> None:
         state, facts = self.state, self._facts()

@@ -80,11 +80,12 @@ class AdapterCalls:
         elif call is not None:
             _forget(call.task)
 
-    def cancel_all(self) -> None:
-        """The end of the actor: nothing is waited for."""
+    def cancel_all(self) -> list[asyncio.Task[None]]:
+        """The end of the actor: nothing is waited for. The calls that are still under way."""
         self.drop(0.0)
         for task in self._left:
             task.cancel()
+        return list(self._left)
 
     def _leave(self, task: asyncio.Task[None], now: float) -> None:
         self._left.add(task)

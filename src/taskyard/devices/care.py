@@ -5,12 +5,13 @@ It awaits nothing: an actor asks it for a `step` whenever something may be due, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 
 from taskyard.devices.actor_settings import ActorSettings
-from taskyard.devices.adapter_call import STUCK_AT_MOST, AdapterCall, AdapterCalls, CallFailed, check
+from taskyard.devices.adapter_call import SETTLE_S, STUCK_AT_MOST, AdapterCall, AdapterCalls, CallFailed, check
 from taskyard.model.device_recovery import (
     NextStep,
     Recovery,
@@ -24,6 +25,7 @@ from taskyard.model.device_recovery import (
 )
 from taskyard.ports.clock import Clock
 from taskyard.ports.device import DeviceAdapter
+from taskyard.ports.explain import in_words
 
 log = logging.getLogger("taskyard.devices")
 
@@ -71,6 +73,11 @@ class DeviceCare:
             return str(RecoveryStep.QUARANTINE)
         return "" if self.is_up or self.is_let_go else str(self._plan.step if self._plan else RecoveryStep.RECONNECT)
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the last try could connect, and only the health check failed."""
+        return self.is_up or self._recovery.is_reachable
+
     # --- for the actor ------------------------------------------------------------------------------------------------
 
     def step(self, now: float, *, cleanup_mono: float | None = None) -> float | None:
@@ -117,9 +124,24 @@ class DeviceCare:
         self.is_up, self.reason, self.since, self._plan = False, reason, self._clock.now(), None
         self._calls.drop(self._clock.monotonic())
 
-    def cancel(self) -> None:
-        """The end of the actor: nothing is waited for."""
-        self._calls.cancel_all()
+    def cancel(self) -> asyncio.Task[None] | None:
+        """The end of the actor: nothing is waited for. Whatever goes on cannot use the adapter any more when this task
+        has ended; None if it is closed already."""
+        call = self._calls.current
+        is_open = self._is_adapter_open or (call is not None and call.name == CLOSE and not call.task.done())
+        self._is_adapter_open = False
+        left = self._calls.cancel_all()
+        return asyncio.get_running_loop().create_task(self._close_adapter(left)) if is_open else None
+
+    async def _close_adapter(self, left: Collection[asyncio.Task[None]]) -> None:
+        if left:
+            await asyncio.wait(left, timeout=SETTLE_S)
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._adapter.close()
+        except Exception as exc:
+            text = "device %s: its adapter was not closed: %s"
+            log.warning(text, self._name, in_words(exc), extra={"device": self._name})
 
     # --- the device ---------------------------------------------------------------------------------------------------
 

@@ -102,6 +102,8 @@ class DeviceExecutor:
             return
         item.detach()
         item.interrupt()
+        if item.device is not None and (actor := self._actors.get(item.device.name)) is not None:
+            actor.look()
         if item.is_started and item.is_async:
             ended = asyncio.Event()
             item.ended.add_done_callback(lambda _: ended.set())

@@ -23,9 +23,17 @@ from taskyard.devices.definitions import DeviceDefinition
 from taskyard.devices.executor import DeviceExecutor
 from taskyard.devices.kinds import check_served, make_definition
 from taskyard.devices.quarantine import AccountWatch
+from taskyard.devices.reach import Reach
 from taskyard.devices.roster import Roster
 from taskyard.errors import StoreError, TaskyardError, UnknownDevice
-from taskyard.model.device import DeviceHealth, DeviceSpec, DeviceStatus, HandOverDevice, QuarantineDevice
+from taskyard.model.device import (
+    CODE_GOES_ON,
+    DeviceHealth,
+    DeviceSpec,
+    DeviceStatus,
+    HandOverDevice,
+    QuarantineDevice,
+)
 from taskyard.model.state import TaskState
 from taskyard.ports.clock import Clock
 from taskyard.ports.device import DeviceReport, DeviceStore
@@ -39,13 +47,16 @@ LOOK_S = 1.0
 """Seconds between two looks at the stamp of the store."""
 
 RETRY_S = 5.0
-"""Seconds until a device is asked for again that another node serves, or that could not be made."""
+"""Seconds until a device is asked for again that is free, or made again that could not be made."""
 
 LENGTH_S = 0.1
 """Seconds from a change of the length of the queue to the log line: a busy farm has hundreds a second."""
 
 CLOSE_S = 10.0
 """Seconds: how long the actors have at a stop to interrupt what still runs, and to let go of their devices."""
+
+LET_GO_S = 3.0
+"""Seconds: how long a node that has stopped and stays joined tries to tell the store of its devices."""
 
 
 class PoolServer:
@@ -80,6 +91,7 @@ class PoolServer:
         self._to_report: dict[str, None] = {}
         self._given_up: dict[str, None] = {}
         """Devices whose actors ask for a quarantine."""
+        self._reach = Reach(pool)
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._store: Store | None = None
@@ -119,25 +131,45 @@ class PoolServer:
             loop.cancel()
             await asyncio.wait([loop])
 
-    async def close(self) -> None:
-        """End all actors: what still runs on them is interrupted."""
+    async def close(self, *, wait: bool = True) -> None:
+        """End all actors: what still runs on them is interrupted. Without `wait` that was in vain: such code is left
+        behind, and the node stays joined for its claims. It lets go of the other devices then."""
         await self.pause()
-        for name in list(self.actors):
+        actors = dict(self.actors)
+        for name, actor in actors.items():
             self._close_actor(name, "the node stops", grace_s=0.0)
-        closing = [*self._closing.values()]
-        if closing:
-            await asyncio.wait(closing, timeout=CLOSE_S)
-        running = [*self._running.values()]
-        for task in running:
+            if not wait and actor.has_code:
+                self._running[name].cancel()
+        await _wait_for(self._closing.values(), CLOSE_S)
+        for task in self._running.values():
             task.cancel()
-        if running:
-            await asyncio.wait(running, timeout=CLOSE_S)
+        await _wait_for(self._running.values(), CLOSE_S)
+        adapters = [actor.closing_adapter for actor in actors.values()]
+        await _wait_for([closing for closing in adapters if closing is not None], CLOSE_S)
+        if not wait:
+            await self._let_go({name for name, actor in actors.items() if actor.has_code})
         self.actors.clear()
         self._closing.clear()
         self._running.clear()
         self._to_report.clear()
         self._given_up.clear()
         self._unusable.clear()
+        self._reach.clear()
+
+    async def _let_go(self, left: set[str]) -> None:
+        """Keep only the devices that code left behind may still use: they are down."""
+        if not self._node:
+            return
+        health = DeviceHealth(reason=CODE_GOES_ON, since=self._clock.now())
+        store, node = self._devices_store, self._node
+        try:
+            async with asyncio.timeout(LET_GO_S):
+                await store.report_devices(node, [DeviceReport(name, health) for name in sorted(left)])
+                mine = [one.name for one in await store.list_devices(self._pool) if one.node == node]
+                await store.unserve_devices(node, [name for name in mine if name not in left])
+        except (StoreError, TimeoutError) as error:
+            text = "pool %s: its devices stay with this node until the process ends: %s"
+            log.warning(text, self._pool, error or "the store does not answer")
 
     def look(self) -> None:
         """Somebody in this process has changed something: do not wait for the next second."""
@@ -209,10 +241,9 @@ class PoolServer:
         is_retry = self._is_missing_some and self._clock.monotonic() >= self._retry_mono
         await self._roster.look(anew=is_retry)
         if self._roster.version != self._seen or self._is_work_left:
-            version, self._is_work_left = self._roster.version, False
-            await self._serve(node)
-            self._seen, self._retry_mono = version, self._clock.monotonic() + RETRY_S
+            await self._serve_anew(node)
         await self._report(node)
+        await self._leave_unreachable(node)
         await self._write_quarantines()
         await self._hand_over()
         await self._accounts.look(self._devices_store, self._roster, by=self._by)
@@ -225,18 +256,34 @@ class PoolServer:
 
     # --- which devices ------------------------------------------------------------------------------------------------
 
+    async def _serve_anew(self, node: str) -> None:
+        version, self._is_work_left = self._roster.version, False
+        try:
+            await self._serve(node)
+        except BaseException:
+            self._is_work_left = True  # the stamp of the store does not say so
+            raise
+        self._seen, self._retry_mono = version, self._clock.monotonic() + RETRY_S
+
     async def _serve(self, node: str) -> None:
         """Make what is served here what it should be."""
         known = {one.name: one for one in self._roster.devices}
         wanted = {name: one for name, one in known.items() if self._is_wanted(one.spec)}
+        now = self._clock.monotonic()
         mine = {name for name, one in known.items() if one.node == node}
         for name in self.actors.keys() - mine:
             # Also if nobody serves it now: somebody may have, since we did.
             self._lose(name, "the device was removed" if name not in known else "this node does not serve it any more")
-        asked = [name for name in wanted if name not in mine and name not in self.actors]
+        # One that another node serves is not asked for: the stamp tells when it is free.
+        free = [name for name, one in wanted.items() if name not in mine and not one.node]
+        asked = [
+            name
+            for name, one in wanted.items()
+            if name not in mine and name not in self.actors and self._reach.may_ask(name, one.node, now)
+        ]
         if asked:
             mine.update(await self._devices_store.serve_devices(node, asked))
-        self._is_missing_some = not mine >= wanted.keys()
+        self._is_missing_some = not mine.issuperset(free)
         for name in [name for name in self.actors if name in mine and name not in wanted]:
             self._close_actor(name, "another host is to serve the device")
         for name in [name for name in self._unusable if name not in mine]:
@@ -244,6 +291,7 @@ class PoolServer:
         let_go = [name for name in known if name in mine and name not in wanted and name not in self.actors]
         if let_go:
             await self._devices_store.unserve_devices(node, let_go)
+            self._reach.leaving.difference_update(let_go)
         for name, status in wanted.items():
             if name in mine:
                 self._fit(status)
@@ -251,6 +299,8 @@ class PoolServer:
 
     def _is_wanted(self, spec: DeviceSpec) -> bool:
         """Whether this node may serve it. What a program defines is served by the nodes that have that program."""
+        if spec.name in self._reach.leaving:
+            return False
         return (not spec.host or spec.host == self.host) and (not spec.from_code or spec.name in self._definitions)
 
     def _fit(self, status: DeviceStatus) -> None:
@@ -295,6 +345,7 @@ class PoolServer:
             orders=status.orders,
         )
         self.actors[name] = actor
+        self._reach.begin(name, self._clock.monotonic())
         self._places.add(Place(name, spec.labels), is_ready=actor.takes_tasks)
         self._running[name] = self._spawn(actor.run_forever(), f"taskyard-device-{name}")
 
@@ -320,7 +371,19 @@ class PoolServer:
         self._to_report[name] = None
         if actor.gave_up:
             self._given_up[name] = None
+        if actor.health.is_up:
+            self._reach.note_up(name)
         self._wake.set()
+
+    async def _leave_unreachable(self, node: str) -> None:
+        """Let go of devices that this node cannot reach, if others may."""
+        if self._store is None:
+            return
+        for name in await self._reach.leave(self._store, node, self.actors, self._clock.monotonic()):
+            self._is_work_left = True
+            if name not in self._closing:
+                self._close_actor(name, "it is not reached from here, and other nodes may reach it")
+            self._wake.set()
 
     # --- which no more ------------------------------------------------------------------------------------------------
 
@@ -342,6 +405,7 @@ class PoolServer:
                 return
         else:
             log.info("device %s is let go: %s", name, reason, extra={"device": name})
+            self._reach.end(name)
             self._places.remove(name)
             self._to_report.pop(name, None)
         self._closing[name] = self._spawn(self._end_actor(actor, grace_s), f"taskyard-device-{name}-end")
@@ -379,7 +443,7 @@ class PoolServer:
     def _health(self, name: str) -> DeviceHealth | None:
         actor = self.actors.get(name)
         if actor is not None:
-            return actor.health if name not in self._closing else None
+            return actor.health if name not in self._closing or actor.is_left_behind else None
         reason = self._unusable.get(name)
         return None if reason is None else DeviceHealth(reason=reason, since=self._clock.now())
 
@@ -412,10 +476,10 @@ class PoolServer:
     async def _log_length(self) -> None:
         if not self._is_length_noted or self._store is None:
             return
-        self._is_length_noted = False
         counts = {state: n for (queue, state), n in (await self._store.count()).items() if queue == self._pool}
         running = counts.get(TaskState.RUNNING, 0)
         length = sum(n for state, n in counts.items() if state in WAITS), running
+        self._is_length_noted = False
         if length != self._length:
             self._length = length
             log.info("pool %s: %d tasks wait, %d run", self._pool, *length, extra={"queue": self._pool})
@@ -433,7 +497,7 @@ class _PoolExecutor(DeviceExecutor):
 
     async def shutdown(self, *, wait: bool = True) -> None:
         await super().shutdown(wait=wait)
-        await self._server.close()
+        await self._server.close(wait=wait)
 
 
 def _needs_another_actor(before: DeviceSpec, after: DeviceSpec) -> bool:
@@ -444,6 +508,11 @@ def _needs_another_actor(before: DeviceSpec, after: DeviceSpec) -> bool:
         after.settings,
         after.number,
     )
+
+
+async def _wait_for(tasks: Collection[asyncio.Task[None]], timeout_s: float) -> None:
+    if tasks:
+        await asyncio.wait([*tasks], timeout=timeout_s)
 
 
 def _tell_fault(task: asyncio.Task[None]) -> None:

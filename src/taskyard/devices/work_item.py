@@ -47,6 +47,8 @@ class WorkItem:
         self.graces = 0
         """How often the actor has interrupted it."""
         self._loop, self._context = loop, contextvars.copy_context()
+        self.detached_at: datetime | None = None
+        """When the caller left code that had begun."""
         self._started_at: datetime | None = None
         self._task: asyncio.Task[None] | None = None
         self._told: Callable[[], None] | None = None
@@ -191,7 +193,7 @@ class WorkItem:
         """The caller stops waiting. If the code has begun, the run is told, and told again when the code has ended."""
         run = self.request.run
         if run is not None and self.is_started and not self.is_detached:
-            self.is_detached = True
+            self.is_detached, self.detached_at = True, self.clock.now()
             run.detach()
 
     def leave_alone(self) -> None:

@@ -71,6 +71,9 @@ NOT_SERVED = "no node serves it"
 NOT_CHECKED = "it has not answered yet"
 """Why a device is down until the node that serves it now has checked it."""
 
+CODE_GOES_ON = "code of an ended run still uses it"
+"""Why a device is down whose last run was given up, while its code has not ended: nobody else may use it yet."""
+
 
 class DeviceOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What people, or the ladder, have said of a device, and not taken back. A person who has `taken` it keeps it until
@@ -116,7 +119,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
         orders = self.orders.at(now)
         if orders.quarantined is not None:
             return DeviceState.QUARANTINED
-        if orders.taken is not None and not self.task:
+        if orders.taken is not None and not self.task and self.health.reason != CODE_GOES_ON:
             return DeviceState.TAKEN
         if not self.node or not self.health.is_up:
             return DeviceState.DOWN
