@@ -14,6 +14,7 @@ from taskyard.errors import (
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
+    NotOpen,
     UnknownConsumer,
 )
 from taskyard.ports.consumer import BaseTaskConsumer
