@@ -112,7 +112,7 @@ class Devices:
 
     async def label(self, name: str, labels: Mapping[str, str], *, by: str = CODE) -> DeviceStatus:
         """Set labels of a device; one with an empty text is removed."""
-        return await self.edit(name, labels=labels, by=by)
+        return await self._ask(name, EditDevice(labels=_check_edit(labels)), by, verb="label")
 
     async def drain(self, name: str, *, reason: str = "", by: str = CODE) -> DeviceStatus:
         """Give the device no new task. What runs on it goes on."""
@@ -206,8 +206,11 @@ class Devices:
 
     # --- asking the store ---------------------------------------------------------------------------------------------
 
-    async def _ask(self, name: str, command: DeviceCommand, by: str) -> DeviceStatus:
+    async def _ask(self, name: str, command: DeviceCommand, by: str, *, verb: str | None = None) -> DeviceStatus:
+        """`verb` is what the audit record calls the command, if not by its own name."""
         audit = command_entry(check_by(by), command, TargetKind.DEVICE, name, now=self._yard.now())
+        if audit is not None and verb is not None:
+            audit = replace(audit, command=verb)
         return await self._done(self._find_store().command_device(name, command, by=by, audit=audit))
 
     def _entry(self, by: str, command: str, name: str, *, details: dict[str, Any]) -> AuditEntry | None:

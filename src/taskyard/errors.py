@@ -470,17 +470,25 @@ class AccountQuarantined(InvalidInput):
         self.account, self.consumer, self.pool = account, consumer, pool
         super().__init__(
             f"tasks of {quote(consumer)} are refused for account {account!r}, since the last ones have all failed",
-            hint=f"`yard.devices.release({pool!r}, {account!r})` takes them again",
+            hint=f"`yard.devices.release({pool!r}, {account!r})` or `taskyard device release` takes them again",
         )
 
 
 class DeviceExists(InvalidInput):
-    """Another device has this name, number or address: choose another, or remove that device."""
+    """Another device has this name, number or address: choose another, or remove that device. `pool` and `owner_number`
+    say where it is, if that is known."""
 
-    def __init__(self, device: str, what: str, value: object) -> None:
+    def __init__(
+        self, device: str, what: str, value: object, *, pool: str | None = None, owner_number: int | None = None
+    ) -> None:
         self.device, self.what, self.value = device, what, value
-        taken = "already exists" if what == "name" else f"already has the {what} {quote(value)}"
-        super().__init__(f"the device {quote(device)} {taken}")
+        self.pool, self.owner_number = pool, owner_number
+        if what != "name":
+            place = "" if pool is None else f" of the pool {quote(pool)}"
+            super().__init__(f"the device {quote(device)}{place} already has the {what} {quote(value)}")
+            return
+        place = "" if pool is None else f", as number {owner_number} of the pool {quote(pool)}"
+        super().__init__(f"the device {quote(device)} already exists{place}")
 
 
 class DeviceBusy(TaskyardError):

@@ -201,7 +201,7 @@ CALLS: dict[str, tuple[Callable[[LocalApplication], Awaitable[None]], list[str]]
     "nodes.drain": (drain, ["drain"]),
     "devices.add": (add_device, ["add_device"]),
     "devices.edit": (edit_device, ["add_device", "edit"]),
-    "devices.label": (label_device, ["add_device", "edit"]),
+    "devices.label": (label_device, ["add_device", "label"]),
     "devices.apply": (order_device, ["add_device", "drain", "take", "quarantine", "give_back"]),
     "devices.remove": (remove_device, ["add_device", "remove_device"]),
     "devices.release": (release_account, ["quarantine_account", "release_account"]),

@@ -50,11 +50,11 @@ class Farm:
             watch.hear("up")
         return worker, watch
 
-    def enqueue(self, source: str, account: int | str, **args: Any) -> bool:
+    def enqueue(self, source: str, account: int | str, *, requires: dict[str, str] | None = None, **args: Any) -> bool:
         async def enqueue() -> bool:
             yard.use_store(f"sqlite:///{self.shell.path}")
             async with yard.client():
-                return await pool.enqueue(Task(source=source, args=args), GameAccount(account))
+                return await pool.enqueue(Task(source=source, args=args), GameAccount(account), requires=requires)
 
         return asyncio.run(enqueue())
 

@@ -20,14 +20,14 @@ def test_the_demo_shows_every_way_a_task_can_go(shell: Shell) -> None:
     time; and the store it names can be looked at afterwards."""
     done = shell.ok("demo", "--once", TMPDIR=str(shell.folder))
     for text in (
-        "started    compress",
-        "progress   compress",
-        "completed  hash",
-        "retrying   fetch",
+        "started     compress",
+        "progress    compress",
+        "completed   hash",
+        "retrying    fetch",
         "Busy: the server answered 503",
-        "failed     verify",
-        "canceled   compress",
-        "completed  inventory",
+        "failed      verify",
+        "canceled    compress",
+        "completed   inventory",
         "That was the tour",
     ):
         assert text in done.out
@@ -53,7 +53,7 @@ def test_the_view_of_the_demo_goes_before_its_summary(shell: Shell) -> None:
 def test_ctrl_c_ends_the_demo_at_once(shell: Shell) -> None:
     """Ctrl-C does not wait for what runs: it goes back to the store, and the summary says how to go on with it."""
     demo = shell.start("demo", "--store", shell.url)
-    demo.hear("progress   compress")
+    demo.hear("progress    compress")
     began = time.monotonic()
     demo.signal(signal.SIGINT)
     assert demo.end() == 0

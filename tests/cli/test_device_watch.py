@@ -106,12 +106,12 @@ def test_a_frame_fits_any_window(count: int, width: int, height: int) -> None:
     lines = draw(an_overview(a_farm(count)), width, height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
-    assert f"{count:,} devices" in lines[0]
+    assert f"{count:,} device{'' if count == 1 else 's'}" in lines[0]
     text = "\n".join(lines)
     assert "34 queued + 2 later · 15/min · 98 % success in 1 h" in text
     if count != 0:
         assert "LAST EVENTS" in text
-        assert lines[-1].endswith("down       device emu-10  gone")
+        assert lines[-1].endswith("down        device emu-10  gone")
 
 
 def test_few_devices_have_a_line_each() -> None:
@@ -148,6 +148,28 @@ def test_devices_that_need_a_person_are_listed() -> None:
     assert re.match(r"emu-8 +■ quarantined 12s +restarted 3 times", lines[at + 1])
     assert re.match(r"emu-10 +✘ down 12s +no answer", lines[at + 2])
     assert lines[at + 6] == "… and 36 more"
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 24), *SIZES])
+def test_a_line_that_no_device_fits_is_shown(width: int, height: int) -> None:
+    """The pool says which task holds the line up, in one line of any window, and how many wait behind it."""
+    seen = an_overview(a_farm(12))
+    (pool,) = seen.pools
+    stuck = msgspec.structs.replace(seen, pools=(msgspec.structs.replace(pool, misfit="01a1e0f9-7f11-00003f259cf1"),))
+    lines = draw(stuck, width, height)
+    assert len(lines) <= height
+    (line,) = [line for line in lines if "is stuck" in line]
+    assert line.startswith("phones is stuck: taskyard why 3f259cf1")
+    assert width < 100 or line.endswith(": no device fits the first task; 33 tasks behind it")
+
+
+def test_a_narrow_window_has_device_and_state() -> None:
+    """In 40 columns no heading and no state is cut: then come the account and the task, or why it takes none."""
+    lines = draw(an_overview(a_farm(5)), 40, 30)
+    assert re.match(r"Taskyard  \S+  5 devices · ", lines[0])
+    assert "DEVICE  STATE" in lines
+    assert "emu-1   ● busy   1001 daily 00000001" in lines
+    assert "emu-5   ◆ taken  by ana · no answer" in lines
 
 
 def test_a_store_that_is_away_is_told() -> None:

@@ -1,6 +1,7 @@
 """`taskyard device`: what devices do, and steering them, on a store that a worker serves or nobody does."""
 
 import json
+import re
 import signal
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -38,9 +39,9 @@ def test_a_farm_at_work_is_shown(farm: Farm) -> None:
     told = farm.ok("drain", busy["name"], "--reason", "battery")
     assert f"‖ draining; task daily {busy['task'][-8:]} goes on, and no new one starts" in told
     assert f"task {busy['task']} runs on the device" in farm.do("rm", busy["name"]).out
-    watch.hear(f"drained    device {busy['name']}  battery")
+    watch.hear(f"drained     device {busy['name']}  battery")
     (farm.shell.folder / "gate").touch()
-    assert f"on {busy['name']}" in watch.hear("completed  daily")
+    assert f"on {busy['name']}" in watch.hear("completed   daily")
     assert "‖ drained" in farm.ok("ls")
     shown = farm.shell.here("show", busy["task"], "--store", farm.shell.url).out
     assert "DEVICE" in shown
@@ -97,6 +98,28 @@ def test_a_list_fits_its_window(farm: Farm, columns: int) -> None:
         assert max(map(len, lines)) <= columns, words
 
 
+@pytest.mark.spec("DEV-12")
+def test_a_line_that_no_device_fits_is_told(farm: Farm) -> None:
+    """The list and the live view name the task that no device fits, and say how many wait behind it; `ls` of the tasks
+    shows their accounts."""
+    farm.serve()
+    assert farm.enqueue("daily", 7, requires={"role": "none"})
+    assert farm.enqueue("daily", 8)
+    for words in (("ls",), ("watch", "--once")):
+        shown = farm.ok(*words, COLUMNS="120")
+        assert re.search(
+            r"phones is stuck: taskyard why [0-9a-f]{8}: no device fits the first task; 1 task behind it", shown
+        )
+    (pool,) = farm.json("watch", "--once")["pools"]
+    first, second = sorted(
+        farm.shell.here("ls", "--store", farm.shell.url, "--json").json["tasks"], key=lambda t: t["uuid"]
+    )
+    assert (first["key"], second["key"], pool["misfit"]) == ("7", "8", first["uuid"])
+    listed = farm.shell.here("ls", "--store", farm.shell.url, COLUMNS="80").out.splitlines()
+    assert listed[0].split()[:4] == ["ID", "STATE", "CONSUMER", "KEY"]
+    assert listed[1].split()[4] == "8"
+
+
 def test_without_devices_it_says_how_to_add_one(farm: Farm) -> None:
     """An empty store names the next command, in the list and in the live view."""
     for words in (("ls",), ("watch", "--once")):
@@ -128,51 +151,75 @@ def test_a_device_is_added_edited_and_removed(farm: Farm) -> None:
     assert "number 1 of pool phones" in told
     farm.ok("add", "emu-9", *ADD, "--number", "9", "--host", "lab-3")
     assert "number 10 of pool phones" in farm.ok("add", "emu-10", *ADD)
-    farm.ok("edit", "emu-1", "--setting", "seed=4", "--setting", "latency_s=")
-    farm.ok("label", "emu-1", "emu-9", "role=", "region=de")
+    edited = farm.ok("edit", "emu-1", "--setting", "seed=4", "--setting", "latency_s=")
+    assert edited.endswith("; seed 4 · latency_s default\n")
+    labeled = farm.ok("label", "emu-1", "emu-9", "role=", "region=de")
+    assert [line.partition("; ")[2] for line in labeled.splitlines()] == ["labels region=de"] * 2
     assert "nothing to change" in farm.ok("label", "emu-1", "region=de")
     first, nine, _ = farm.json("ls")
     assert (first["settings"], first["labels"]) == ({"seed": 4}, {"region": "de"})
     assert (nine["number"], nine["host"], nine["labels"]) == (9, "lab-3", {"region": "de"})
-    assert "removed; its runs stay" in farm.ok("rm", "emu-10")
+    removed = farm.do("rm", "emu-10", "zz")
+    assert "emu-10  removed; its runs stay in the history" in removed.out
+    assert "'emu-10'" not in removed.out
     assert [one["name"] for one in farm.json("ls")] == ["emu-1", "emu-9"]
     audit = farm.shell.here("audit", "--device", "emu-1", "--store", farm.shell.url)
-    assert [line.split()[5] for line in audit.out.splitlines()[1:]] == ["edit", "edit", "add"]
-    removed = farm.shell.here("audit", "--command", "rm", "--store", farm.shell.url).out
-    assert "device emu-10" in removed
+    assert [line.split()[5] for line in audit.out.splitlines()[1:]] == ["label", "edit", "add"]
+    audited = farm.shell.here("audit", "--command", "rm", "--store", farm.shell.url).out
+    assert "device emu-10" in audited
 
 
 REFUSED = [
-    pytest.param(("add", "emu-1", *ADD), "the device 'emu-1' already exists", id="name"),
-    pytest.param(("add", "emu-2", *ADD, "--number", "1"), "'emu-1' already has the number 1", id="number"),
-    pytest.param(("add", "emu-2", *ADD, "--setting", "sed=1"), "have no such setting", id="setting"),
-    pytest.param(("add", "emu-2", *ADD, "--serial", "x"), "--serial has no meaning", id="serial"),
+    pytest.param(("add", "emu-1", *ADD), "'emu-1' already exists, as number 1 of the pool 'phones'", id="name"),
     pytest.param(
-        ("add", "emu-2", "--pool", "phones", "--adapter", "nokia"), "--adapter names no kind of device", id="adapter"
+        ("add", "emu-2", *ADD, "--number", "1"), "'emu-1' of the pool 'phones' already has the number 1", id="number"
     ),
     pytest.param(
         ("add", "adb-2", "--pool", "phones", "--adapter", "adb", "--serial", "emulator-5554"),
-        "'adb-1' already has the address 'emulator-5554'",
+        "'adb-1' of the pool 'phones' already has the address 'emulator-5554'",
         id="address",
     ),
-    pytest.param(
-        ("add", "emu-2", *ADD, "--setting", "latency_s=long"), "the setting latency_s must be", id="setting-value"
-    ),
-    pytest.param(("edit", "emu-1", "--setting", "sed=1"), "have no such setting", id="edit"),
+    pytest.param(("edit", "emu-3", "--setting", "seed=1"), "no device 'emu-3' is in this store", id="edit"),
     pytest.param(("show", "emu-11"), "did you mean 'emu-1'", id="show"),
     pytest.param(("history", "emu-11"), "did you mean 'emu-1'", id="history"),
     pytest.param(("release", "7"), "account 7 is not quarantined; quarantined accounts: none", id="release"),
 ]
 
+SENSELESS = [
+    pytest.param(
+        ("add", "emu-2", *ADD, "--setting", "sed=1"),
+        "error: a device of the adapter 'simulated' has no setting 'sed'; it has ",
+        id="setting",
+    ),
+    pytest.param(("edit", "emu-1", "--setting", "sed=1"), "has no setting 'sed'; it has ", id="edit"),
+    pytest.param(("add", "emu-2", *ADD, "--serial", "x"), "--serial has no meaning", id="serial"),
+    pytest.param(
+        ("add", "emu-2", "--pool", "phones", "--adapter", "nokia"), "error: there is no adapter 'nokia'", id="adapter"
+    ),
+    pytest.param(
+        ("add", "adb-2", "--pool", "phones", "--adapter", "adb"),
+        "error: --serial is missing: give the serial that `adb devices` shows",
+        id="no-serial",
+    ),
+    pytest.param(
+        ("add", "emu-2", *ADD, "--setting", "latency_s=long"), "the setting latency_s must be", id="setting-value"
+    ),
+]
 
-@pytest.mark.parametrize(("words", "said"), REFUSED)
-def test_what_cannot_be_done_is_refused(farm: Farm, words: tuple[str, ...], said: str) -> None:
-    """With exit code 1, in the words of the command line, and nothing is changed."""
+
+@pytest.mark.parametrize(
+    ("code", "words", "said"),
+    [pytest.param(1, *one.values, id=one.id) for one in REFUSED]
+    + [pytest.param(2, *one.values, id=f"senseless-{one.id}") for one in SENSELESS],
+)
+def test_what_cannot_be_done_is_refused(farm: Farm, code: int, words: tuple[str, ...], said: str) -> None:
+    """In the words of the command line, and nothing is changed: with exit code 2 if the definition makes no sense, 1 if
+    the store refuses it."""
     farm.add("emu-1")
     farm.ok("add", "adb-1", "--pool", "phones", "--adapter", "adb", "--serial", "emulator-5554")
     before = farm.json("ls")
     done = farm.do(*words)
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (code, "")
     assert said in done.err
     assert [one["version"] for one in farm.json("ls")] == [one["version"] for one in before]
 
@@ -185,7 +232,11 @@ USAGE = [
     pytest.param(("history", "--since", "yesterday"), "--since", id="since"),
     pytest.param(("add", "a", *ADD, "--setting", "seed"), "--setting 'seed' has no value", id="setting"),
     pytest.param(("label", "a"), "name one or more devices and one or more labels", id="label"),
-    pytest.param(("label", "a", "no name=x"), "has a name that is not", id="label-name"),
+    pytest.param(
+        ("label", "a", "no name=x"),
+        "must have names of 1 to 40 letters, digits, dots, dashes and underscores, not 'no name'",
+        id="label-name",
+    ),
     pytest.param(("edit", "a"), "there is nothing to change", id="edit"),
     pytest.param(("show", ""), "the name of a device must be", id="name"),
 ]

@@ -52,7 +52,7 @@ def test_labels_filter(shell: Shell, labelled: list[str]) -> None:
     ("options", "text"),
     [
         (("--label", "customer"), "--label 'customer' has no value; write --label name=text"),
-        (("--label", "a b=c"), "--label has a name that is not"),
+        (("--label", "a b=c"), "--label must have names of 1 to 40"),
         (("--label", "a=1", "--label", "a=2"), "--label 'a' is given twice"),
         (("--title", "two\nlines"), "--title"),
     ],

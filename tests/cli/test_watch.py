@@ -47,7 +47,7 @@ def test_events_are_lines_in_a_pipe(shell: Shell) -> None:
     (told,) = shell.seed(("flaky", {"host": "example.org"}))
     shell.start_worker()
     assert (plain.end(), lines.end()) == (0, 0)
-    for text in (f"submitted  flaky {told}", f"completed  add {waiting}  in ", f"failed     flaky {told}  after "):
+    for text in (f"submitted   flaky {told}", f"completed   add {waiting}  in ", f"failed      flaky {told}  after "):
         assert text in plain.said
     assert "ConnectionError: example.org is away" in plain.said
     events = [event for line in lines.heard[1:] if (event := json.loads(line))["uuid"] == told]
@@ -60,7 +60,7 @@ def test_watching_a_task_ends_with_it(shell: Shell) -> None:
     good, bad = shell.seed(("add", {"a": 1}), ("boom", {}), work=True)
     done = shell.here("watch", good[-8:], "--store", shell.url)
     assert done.code == 0
-    assert f"completed  add {good}" in done.out
+    assert f"completed   add {good}" in done.out
     assert shell.here("watch", good, bad, "--store", shell.url).code == 1
 
 
@@ -83,9 +83,9 @@ def test_what_is_said_of_a_queue_is_a_line(shell: Shell) -> None:
     everything.hear("watching: ")
     for words in (("pause", "cpu"), ("set", "cpu", "--concurrency", "1"), ("resume", "cpu")):
         shell.here("queue", *words, "--store", shell.url)
-    everything.hear("resumed    queue cpu")
+    everything.hear("resumed     queue cpu")
     assert [line.split(maxsplit=1)[1].strip() for line in everything.heard[-3:]] == [
-        f"{verb}queue cpu  by {asker()}" for verb in ("paused     ", "changed    ", "resumed    ")
+        f"{verb}queue cpu  by {asker()}" for verb in ("paused      ", "changed     ", "resumed     ")
     ]
     shell.here("cancel", uuid, "--store", shell.url)
     assert watcher.end() == 1
@@ -107,7 +107,7 @@ def test_some_events_only_are_lines(shell: Shell) -> None:
     shell.start_worker()
     assert (watcher.end(), elsewhere.end()) == (0, 0)
     (line,) = [line for line in watcher.said.splitlines() if not line.startswith("watching")]
-    assert f"completed  add {good}" in line
+    assert f"completed   add {good}" in line
     assert len(elsewhere.heard) == 1
     refused = shell.here("watch", "--kind", "finished", "--store", shell.url)
     assert refused.code == 2

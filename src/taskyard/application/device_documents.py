@@ -109,10 +109,10 @@ class DeviceDocument(Document, frozen=True, kw_only=True):
     """A device. `since` is when its `state` began, if that is known; `reason`, `by` and `until` are why, who asked for
     it and when it ends by itself. `step` is what is done now to bring a device back that is down.
 
-    `node` is the incarnation of the node that serves it, `node_name` the name of that node; `beat_at` is when the
-    device last answered, as of its last report. `task` runs on it since `busy_since`: a task of `consumer` for
-    `account`. `takes_tasks`: a task may start on it once it is not busy. `from_code`: a program defines it whenever it
-    starts."""
+    `node` is the incarnation of the node that serves it, `node_name` the name of that node; `beat_at` is when a
+    device that is down has answered last; null while it answers. `task` runs on it since `busy_since`: a task of
+    `consumer` for `account`. `takes_tasks`: a task may start on it once it is not busy. `from_code`: a program defines
+    it whenever it starts."""
 
     name: str
     number: int
@@ -222,7 +222,8 @@ class ReleaseReceipt(Document, frozen=True, kw_only=True):
 class PoolDocument(Document, frozen=True, kw_only=True):
     """A pool of devices: how many are in each state, how many tasks are queued, wait for something else or run. `rate`
     is how many tasks have finished per second in the last minute, `success_rate` the share of the runs since
-    `success_since` that completed, null without any."""
+    `success_since` that completed, null without any. `misfit` is the first task of the line if no device has the labels
+    that it requires: the others wait behind it."""
 
     name: str
     devices: int
@@ -233,6 +234,7 @@ class PoolDocument(Document, frozen=True, kw_only=True):
     rate: float
     success_rate: float | None
     success_since: datetime | None
+    misfit: str | None = None
 
 
 class DeviceOverview(Document, frozen=True, kw_only=True):

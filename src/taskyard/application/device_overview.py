@@ -24,7 +24,9 @@ from taskyard.errors import NotOpen
 from taskyard.listening import AWAY, pause
 from taskyard.model.device import DeviceState, DeviceStatus
 from taskyard.model.event import DEVICE_KINDS, Event, EventKind
+from taskyard.model.queue_order import QueueEntry
 from taskyard.model.state import ENDED, TaskState
+from taskyard.model.why import Reason
 from taskyard.yard import Yard
 
 RATE_S = 60.0
@@ -34,7 +36,7 @@ SUCCESS_S = 3600.0
 """Seconds of the runs whose share of completed ones is shown."""
 
 SUCCESS_EVERY_S, SUCCESS_SHARE = 5.0, 0.05
-"""Seconds between two looks at the history, and the part of the time that they may take."""
+"""Seconds between two looks at the history and at the first tasks, and the part of the time that they may take."""
 
 LOOK_BACK = 1_000
 """Events read at first, so that there is something to show at once."""
@@ -84,6 +86,7 @@ class DeviceOverviewReader:
         self._rates: dict[str, PoolRate] = {}
         self._success: dict[str, float | None] = {}
         self._success_since: datetime | None = None
+        self._misfits: dict[str, str | None] = {}
         self._success_mono = 0.0
         self._notable: deque[Event] = deque(maxlen=NOTABLE_EVENTS)
         self._completed: deque[Event] = deque(maxlen=COMPLETED_EVENTS)
@@ -139,6 +142,7 @@ class DeviceOverviewReader:
             rate=self._rates[pool].after(finished, time.monotonic()),
             success_rate=self._success.get(pool),
             success_since=self._success_since,
+            misfit=self._misfits.get(pool),
         )
 
     async def _read_success(self, pools: Sequence[str], now: datetime) -> None:
@@ -151,6 +155,7 @@ class DeviceOverviewReader:
             completed = sum(one.completed for one in tallies)
             total = completed + sum(one.failed + one.interrupted for one in tallies)
             self._success[pool] = completed / total if total else None
+            self._misfits[pool] = misfit_of((await self._yard.queue(pool).order(limit=1)).waiting)
         self._success_since = since
         took_s = time.monotonic() - began
         self._success_mono = began + max(SUCCESS_EVERY_S, took_s / SUCCESS_SHARE)
@@ -183,6 +188,12 @@ class DeviceOverviewReader:
         for seq in [seq for seq in self._described if seq not in seqs]:
             del self._described[seq]
         return [self._described[event.seq] for event in kept]
+
+
+def misfit_of(waiting: Sequence[QueueEntry]) -> str | None:
+    """The id of the first task that waits, if no device of its pool has the labels that it requires."""
+    why = waiting[0].why if waiting else None
+    return waiting[0].uuid if why is not None and why.reason is Reason.NO_DEVICE else None
 
 
 class PoolRate:

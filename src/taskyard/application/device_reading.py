@@ -106,7 +106,7 @@ def device_fields(
         "orders": OrdersDocument(**msgspec.structs.asdict(orders)),
         "node": status.node,
         "node_name": status.node_name,
-        "beat_at": status.health.beat_at,
+        "beat_at": None if status.health.is_up else status.health.beat_at,
         "task": status.task or None,
         "consumer": None if record is None else record.consumer,
         "account": account_id(status.account),

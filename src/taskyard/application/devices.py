@@ -217,7 +217,8 @@ class LocalDevices:
         for name in dict.fromkeys(names):
             try:
                 if name not in known:
-                    raise unknown_device(name, sorted(known))
+                    left = await self._context.yard.devices.list_all()
+                    raise unknown_device(name, [status.name for status in left])
                 receipts.append(await do(known[name]))
             except StoreError:
                 raise

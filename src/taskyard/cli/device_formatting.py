@@ -9,7 +9,7 @@ from rich.text import Text
 
 from taskyard.application.device_documents import DeviceDocument
 from taskyard.cli.formatting import progress_text, rate_text
-from taskyard.cli.text import clean, short_id
+from taskyard.cli.text import clean, counted, short_id
 from taskyard.model.audit import split_actor
 from taskyard.model.device import DeviceState, account_key
 
@@ -89,6 +89,12 @@ def until_text(at: datetime | None, now: datetime) -> str:
         return ""
     local = at.astimezone()
     return f"until {local:%H:%M}" if local.date() == now.astimezone().date() else f"until {local:%b %d %H:%M}"
+
+
+def misfit_line(pool: str, uuid: str, behind: int) -> Text:
+    """Why the line of a pool does not move. A narrow window cuts the end."""
+    text = f"{clean(pool)} is stuck: taskyard why {short_id(uuid)}: no device fits the first task"
+    return Text(f"{text}; {counted(behind, 'task')} behind it" if behind > 0 else text, "yellow")
 
 
 def pool_rate(rate: float) -> str:

@@ -20,6 +20,7 @@ from taskyard.cli.device_formatting import (
     account_text,
     device_counts,
     device_symbol,
+    misfit_line,
     percent,
     pool_rate,
     rate_style,
@@ -27,7 +28,7 @@ from taskyard.cli.device_formatting import (
 )
 from taskyard.cli.devices import device_table
 from taskyard.cli.story import event_line
-from taskyard.cli.text import age, clean, clock_time, cut, cut_start, seconds_between
+from taskyard.cli.text import age, clean, clock_time, counted, cut, cut_start, seconds_between
 from taskyard.model.device import DeviceState
 
 EVENT_ROWS, MIN_EVENT_ROWS = 8, 3
@@ -58,10 +59,10 @@ class DeviceFrame:
 
     def _head(self) -> Iterator[RenderableType]:
         seen = self._seen
-        right = f"{len(seen.devices):,} devices · {clock_time(self._now)[:8]}"
+        right = f"{counted(len(seen.devices), 'device')} · {clock_time(self._now)[:8]}"
         if seen.away_since is not None:
             right = f"the store is away since {clock_time(seen.away_since)[:8]}"
-        title = cut_start(clean(self._title), max(10, self._width - len(right) - 14))
+        title = cut_start(clean(self._title), max(0, self._width - len(right) - len("Taskyard") - 4))
         left = Text.assemble(("Taskyard", "bold"), "  ", (title, "dim"))
         grid = Table.grid(expand=True)
         grid.add_column(no_wrap=True)
@@ -81,6 +82,11 @@ class DeviceFrame:
                 one.no_wrap, one.overflow = True, "ellipsis"
                 self._left -= 1
                 yield one
+            if pool.misfit is not None:
+                self._left -= 1
+                line = misfit_line(pool.name, pool.misfit, pool.queued - 1)
+                line.no_wrap, line.overflow = True, "ellipsis"
+                yield line
         more = len(self._seen.pools) - room
         if more > 0:
             self._left -= 1

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.live import Live
 
-from taskyard.application.device_documents import DeviceOverview
+from taskyard.application.device_documents import DeviceOverview, PoolDocument
 from taskyard.application.interface import Application
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.device_frame import DeviceFrame
@@ -18,7 +18,7 @@ from taskyard.cli.errors import DONE
 from taskyard.cli.live import canceled_by_sigterm, note, read_latest
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.story import print_event
-from taskyard.cli.text import clock_time
+from taskyard.cli.text import clean, clock_time
 from taskyard.model.event import DEVICE_KINDS, EventFilter, EventKind
 
 FRAME_S = 0.5
@@ -83,11 +83,17 @@ async def _show_live(console: Console, title: str, documents: AsyncIterator[Devi
         await asyncio.wait({reading})
 
 
+def _states_text(pool: PoolDocument) -> str:
+    """`phones 1 down, 3 idle`."""
+    counts = ", ".join(f"{n:,} {state}" for state, n in pool.states.items())
+    return f"{clean(pool.name)} {counts or 'no devices'}"
+
+
 async def _print_lines(application: Application, pool: str | None, *, as_json: bool) -> None:
     """What happens to the devices and their tasks, as it happens; first what the devices do now."""
     seen = await application.devices.overview(pool)
     pools = {one.name for one in seen.pools}
-    states = ", ".join(f"{n:,} {state}" for one in seen.pools for state, n in one.states.items())
+    states = "; ".join(_states_text(one) for one in seen.pools)
     note("watching", f"{application.store} since {clock_time(seen.at)}: {states or 'no devices'}", as_json=as_json)
     console = make_console()
     async for event in application.events.subscribe(EventFilter(kinds=LINE_KINDS, queue=pool)):

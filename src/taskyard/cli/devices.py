@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -33,6 +34,7 @@ from taskyard.cli.device_formatting import (
     actor_text,
     device_counts,
     device_state,
+    misfit_line,
     percent,
     rate_style,
     remark,
@@ -43,10 +45,16 @@ from taskyard.cli.device_history import run_table
 from taskyard.cli.errors import DONE, REFUSED, UsageError
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.text import age, clean, counted, cut, duration, label_text, moment, one_line, seconds_between
+from taskyard.errors import DeviceExists, InvalidInput, UnknownDevice
 from taskyard.model.device import DeviceState
+from taskyard.model.state import TaskState
+from taskyard.model.why import Reason
 
-ROOMY, WIDE = 96, 130
-"""Columns of a window from which there is room for nodes and labels, and for long names."""
+NARROW, ROOMY, WIDE = 60, 96, 130
+"""Columns of a window below which there is room for device and state only, from which there is for nodes and labels,
+and for long names."""
+
+NO_CHANGE = "nothing to change"
 
 _S = DeviceState
 
@@ -80,6 +88,7 @@ class DeviceSelection:
 async def list_devices(target: Target, pool: str | None, states: Collection[DeviceState], *, as_json: bool) -> int:
     async with opened_application(target) as application:
         found = await application.devices.list(pool)
+        misfits = [] if as_json else await _find_misfits(application, {device.pool for device in found})
     shown = tuple(device for device in found if not states or device.state in states)
     if as_json:
         say_json(shown)
@@ -95,8 +104,20 @@ async def list_devices(target: Target, pool: str | None, states: Collection[Devi
         parts.append(Text(hint, "dim"))
     if found:
         parts.append(device_counts(Counter(device.state for device in found)))
-    show(console, Group(*parts))
+    show(console, Group(*parts, *misfits))
     return DONE
+
+
+async def _find_misfits(application: Application, pools: Collection[str]) -> list[Text]:
+    """A line for each pool whose first task no device fits."""
+    known = {queue.name for queue in await application.queues.list()}
+    lines = []
+    for pool in sorted(known & set(pools)):
+        order = await application.queues.order(pool, limit=1)
+        why = order.waiting[0].why if order.waiting else None
+        if why is not None and why.reason is Reason.NO_DEVICE:
+            lines.append(misfit_line(pool, order.waiting[0].uuid, order.counts[TaskState.QUEUED] - 1))
+    return lines
 
 
 Cell = Callable[[DeviceDocument], Text]
@@ -104,15 +125,17 @@ Cell = Callable[[DeviceDocument], Text]
 
 def device_table(devices: Sequence[DeviceDocument], width: int, now: datetime) -> Table:
     """What would be the same in every row is left out, and in a narrow window what matters less."""
-    roomy, wide = width >= ROOMY, width >= WIDE
-    columns: dict[str, Cell] = {"DEVICE": lambda one: Text(cut(clean(one.name), 28 if roomy else 16), "bold")}
+    roomy, wide, narrow = width >= ROOMY, width >= WIDE, width < NARROW
+    name_chars = 28 if roomy else 12 if narrow else 16
+    columns: dict[str, Cell] = {"DEVICE": lambda one: Text(cut(clean(one.name), name_chars), "bold")}
     if roomy:
         columns["NO"] = lambda one: Text(str(one.number), "dim")
-    if len({one.pool for one in devices}) > 1:
+    if len({one.pool for one in devices}) > 1 and not narrow:
         columns["POOL"] = lambda one: Text(cut(clean(one.pool), 16 if roomy else 10), "dim")
     columns["STATE"] = device_state
-    columns["FOR"] = lambda one: Text(age(seconds_between(one.since, now)), "dim")
-    if any(one.task for one in devices):
+    if not narrow:
+        columns["FOR"] = lambda one: Text(age(seconds_between(one.since, now)), "dim")
+    if any(one.task for one in devices) and not narrow:
         columns["ACCOUNT"] = lambda one: Text(cut(account_text(one.account), 20 if wide else 12))
         columns["TASK"] = lambda one: Text(_task_cell(one, now, wide=wide))
     if roomy and any(one.node for one in devices) and (wide or len({one.node for one in devices}) > 1):
@@ -124,7 +147,8 @@ def device_table(devices: Sequence[DeviceDocument], width: int, now: datetime) -
         table.add_column(name, no_wrap=True, justify="right" if name in ("NO", "FOR") else "left")
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1, min_width=8)
     for one in devices:
-        why = Text(one_line(remark(one, now), LINE_WIDTH), "red" if one.state is _S.DOWN else "dim")
+        said = f"{account_text(one.account)} {task_text(one)}" if narrow and one.task else remark(one, now)
+        why = Text(one_line(said, LINE_WIDTH), "red" if one.state is _S.DOWN else "dim")
         table.add_row(*(cell(one) for cell in columns.values()), why)
     return table
 
@@ -214,9 +238,21 @@ def _tally_text(device: DeviceDetail) -> Text:
 # --- definitions ------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _definition_typed() -> Iterator[None]:
+    """What makes no sense of a definition is a usage error; what the store refuses is none."""
+    try:
+        yield
+    except (DeviceExists, UnknownDevice, UsageError):
+        raise
+    except InvalidInput as wrong:
+        raise UsageError.of(wrong) from wrong
+
+
 async def add_device(target: Target, request: DeviceRequest, *, as_json: bool) -> int:
     async with opened_application(target) as application:
-        device = await application.devices.add(request)
+        with _definition_typed():
+            device = await application.devices.add(request)
     if as_json:
         say_json(device)
     else:
@@ -227,24 +263,35 @@ async def add_device(target: Target, request: DeviceRequest, *, as_json: bool) -
 
 async def edit_device(target: Target, name: str, change: DeviceChange, *, as_json: bool) -> int:
     async with opened_application(target) as application:
-        receipt = await application.devices.edit(name, change)
-    return _print_receipts([receipt], _edit_text, as_json=as_json)
+        with _definition_typed():
+            receipt = await application.devices.edit(name, change)
+    return _print_receipts([receipt], lambda receipt: _edit_text(receipt, change), as_json=as_json)
 
 
 async def label_devices(target: Target, names: Sequence[str], labels: Mapping[str, str], *, as_json: bool) -> int:
     async with opened_application(target) as application:
         receipts = await application.devices.label(names, labels)
-    return _print_receipts(receipts, _edit_text, as_json=as_json)
+    return _print_receipts(receipts, _labels_text, as_json=as_json)
 
 
-def _edit_text(receipt: DeviceReceipt) -> str:
+def _edit_text(receipt: DeviceReceipt, change: DeviceChange) -> str:
+    """What was to change, as it is now."""
     device = receipt.device
     if device is None or not receipt.changed:
-        return "nothing to change"
-    where = " ".join(filter(None, (device.adapter, device.address)))
-    settings = json_text(device.settings, pretty=False) if device.settings else ""
-    host = f"only on {device.host}" if device.host else ""
-    return clean(" · ".join(filter(None, (where, settings, host, label_text(device.labels) or "no labels"))))
+        return NO_CHANGE
+    parts = [] if change.address is None else [f"serial {device.address}"]
+    for name in change.settings or {}:
+        now = json_text(device.settings[name], pretty=False) if name in device.settings else "default"
+        parts.append(f"{name} {now}")
+    if change.host is not None:
+        parts.append(f"only on {device.host}" if device.host else "on any host")
+    return clean(" · ".join(parts))
+
+
+def _labels_text(receipt: DeviceReceipt) -> str:
+    if receipt.device is None or not receipt.changed:
+        return NO_CHANGE
+    return clean(f"labels {label_text(receipt.device.labels)}" if receipt.device.labels else "no labels")
 
 
 async def remove_devices(target: Target, names: Sequence[str], *, force: bool, as_json: bool) -> int:

@@ -19,8 +19,9 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import DEFAULT_QUEUE
 from taskyard.model.task_filter import TaskFilter
 
-ROOMY, WIDE = 100, 140
-"""Columns of a window from which on there is room for everything, and for whole ids as well."""
+KEYED, ROOMY, WIDE = 76, 100, 140
+"""Columns of a window from which on there is room for keys where there is no title, for everything, and for whole ids
+as well."""
 
 PAGE = 20
 """Tasks on a page, unless one asks for another number."""
@@ -78,7 +79,10 @@ def _table(page: TaskPage, width: int, now: datetime) -> Table:
         columns["PRIORITY" if roomy else ""] = lambda task: _priority(task.priority, roomy)
     if roomy or any(task.attempt > 1 for task in tasks):
         columns["TRY"] = lambda task: Text(str(task.attempt or ""), "dim")
-    if any(task.title for task in tasks):
+    titled = any(task.title for task in tasks)
+    if any(task.key for task in tasks) and (roomy or (width >= KEYED and not titled)):
+        columns["KEY"] = lambda task: Text(cut(clean(task.key or ""), 20 if wide else 12))
+    if titled:
         columns["TITLE"] = lambda task: Text(cut(clean(task.title), 40 if roomy else 20))
     if roomy and any(task.labels for task in tasks):
         columns["LABELS"] = lambda task: Text(cut(clean(label_text(task.labels)), 40), "dim")

@@ -108,7 +108,7 @@ def _due_text(event: EventDocument) -> str:
 def event_line(event: EventDocument, *, whole_ids: bool = True) -> Text:
     style = STYLES.get(event.kind, "")
     line = Text.assemble(
-        (clock_time(event.at), "dim"), "  ", (f"{verb_of(event):<10} ", style), subject_of(event, whole_ids=whole_ids),
+        (clock_time(event.at), "dim"), "  ", (f"{verb_of(event):<11} ", style), subject_of(event, whole_ids=whole_ids),
         "  ", (detail_of(event), "dim"),
     )  # fmt: skip
     line.rstrip()

@@ -102,6 +102,8 @@ class AdbDevice(DeviceDefinition):
 
     @classmethod
     def from_spec(cls, spec: DeviceSpec) -> AdbDevice:
+        if not spec.address:
+            raise InvalidInput("is missing: give the serial that `adb devices` shows", field="address")
         settings = check_settings(cls.adapter, spec.settings, _SETTINGS)
         return cls(spec.number, serial=spec.address, name=spec.name, labels=spec.labels, host=spec.host, **settings)
 

@@ -37,11 +37,8 @@ def check_settings(adapter: str, settings: Mapping[str, Any], known: Collection[
     """The settings of a device that is in a store, if this kind of device has all of them."""
     unknown = sorted(set(settings) - set(known))
     if unknown:
-        raise InvalidInput(
-            f"{adapter} devices have no such setting; they have {', '.join(sorted(known))}",
-            field="settings",
-            given=unknown[0],
-        )
+        have = ", ".join(sorted(known))
+        raise InvalidInput(f"a device of the adapter {adapter!r} has no setting {quote(unknown[0])}; it has {have}")
     return dict(settings)
 
 

@@ -62,12 +62,8 @@ def _find_kind(name: str, more: Iterable[type[DeviceDefinition]]) -> type[Device
             return kind
     if name not in _KINDS:
         known = ", ".join(known_kinds(more))
-        raise InvalidInput(
-            "names no kind of device",
-            field="adapter",
-            given=name,
-            hint=f"there are {known}; a pool is given others with adapters=[…]",
-        )
+        hint = f"there are {known}; a pool is given others with adapters=[…]"
+        raise InvalidInput(f"there is no adapter {quote(name)}", hint=hint)
     module, class_name = _KINDS[name]
     found: type[DeviceDefinition] = getattr(import_module(module), class_name)
     return found

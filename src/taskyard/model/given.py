@@ -98,8 +98,7 @@ def check_labels(value: Any, *, field: str = "labels") -> dict[str, str]:
     for name, text in value.items():
         if not isinstance(name, str) or _LABEL_NAME.fullmatch(name) is None:
             raise InvalidInput(
-                f"has a name that is not 1 to 40 letters, digits, dots, dashes and underscores: {quote(name)}",
-                field=field,
+                "must have names of 1 to 40 letters, digits, dots, dashes and underscores", field=field, given=name
             )
         check_name(f"label {name}", text)
     return dict(value)

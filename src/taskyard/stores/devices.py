@@ -115,7 +115,7 @@ def shown_first(device: StoredDevice | DeviceStatus) -> tuple[str, int, str]:
 
 def plan_add(spec: DeviceSpec, known: Known, *, by: str, now: datetime) -> Change:
     if spec.name in known:
-        raise DeviceExists(spec.name, "name", spec.name)
+        raise _exists("name", spec.name, known[spec.name].spec)
     _check_unique([spec], known)
     return _added(spec, by, now)
 
@@ -127,7 +127,7 @@ def plan_definitions(specs: Sequence[DeviceSpec], known: Known, *, by: str, now:
     for spec in specs:
         old = known.get(spec.name)
         if spec.name in wanted or (old is not None and not (old.spec.from_code and old.spec.pool == spec.pool)):
-            raise DeviceExists(spec.name, "name", spec.name)
+            raise _exists("name", spec.name, wanted.get(spec.name) or known[spec.name].spec)
         wanted[spec.name] = spec if old is None else old.edits.applied(spec, old.spec)
     _check_unique(wanted.values(), known)
     for name, spec in wanted.items():
@@ -143,18 +143,22 @@ def _added(spec: DeviceSpec, by: str, now: datetime) -> Change:
     return Change(StoredDevice(spec=spec, health=health), EventKind.DEVICE_ADDED, by)
 
 
+def _exists(what: str, value: object, owner: DeviceSpec) -> DeviceExists:
+    return DeviceExists(owner.name, what, value, pool=owner.pool, owner_number=owner.number)
+
+
 def _check_unique(changed: Collection[DeviceSpec], known: Known) -> None:
     """No two devices of a pool have one number, and no two of an adapter one address, after these have changed."""
     names = {spec.name for spec in changed}
-    taken: dict[tuple[object, ...], str] = {}
+    taken: dict[tuple[object, ...], DeviceSpec] = {}
     others = (device.spec for name, device in known.items() if name not in names)
     for spec in (*others, *changed):
         claims: list[tuple[str, object, str]] = [("number", spec.number, spec.pool)]
         if spec.address:
             claims.append(("address", spec.address, spec.adapter))
         for claim in claims:
-            if (owner := taken.setdefault(claim, spec.name)) != spec.name:
-                raise DeviceExists(owner, claim[0], claim[1])
+            if (owner := taken.setdefault(claim, spec)).name != spec.name:
+                raise _exists(claim[0], claim[1], owner)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
