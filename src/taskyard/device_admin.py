@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Coroutine, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from taskyard.yard import Yard
 
 T = TypeVar("T")
+
+log = logging.getLogger("taskyard.devices")
 
 
 @checked_verbs
@@ -78,7 +81,20 @@ class Devices:
         else:
             spec = self._check_kind(_check_spec(device, pool))
         audit = self._entry(by, "add_device", spec.name, details={"pool": spec.pool, "adapter": spec.adapter})
-        return await self._done(self._find_store().add_device(spec, by=check_by(by), audit=audit))
+        added = await self._done(self._find_store().add_device(spec, by=check_by(by), audit=audit))
+        await self._warn_of_pool(spec)
+        return added
+
+    async def _warn_of_pool(self, spec: DeviceSpec) -> None:
+        """Say so if this looks like a mistyped pool. It is no error: a worker for it may start later."""
+        nodes, devices = await self._yard.store.nodes(), await self.list_all()
+        served = {queue for status in nodes for queue in status.node.queues} | self._yard._device_pools.keys()
+        others = sorted({status.spec.pool for status in devices} - {spec.pool})
+        has_mates = any(status.spec.pool == spec.pool and status.name != spec.name for status in devices)
+        if spec.pool in served or (not nodes and (has_mates or not others)):
+            return
+        known = ", ".join(others) or "none"
+        log.warning("no running node serves the pool %r of the device %s; other pools: %s", spec.pool, spec.name, known)
 
     async def edit(
         self,

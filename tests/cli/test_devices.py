@@ -98,6 +98,17 @@ def test_a_list_fits_its_window(farm: Farm, columns: int) -> None:
         assert max(map(len, lines)) <= columns, words
 
 
+def test_a_pool_that_nothing_serves_is_told(farm: Farm) -> None:
+    """A device of a pool that may be mistyped is added, with a warning that names the other pools."""
+    farm.add("emu-1")
+    words = ("device", "add", "emu-2", "--pool", "phoens", "--adapter", "simulated", "--store", farm.shell.url)
+    shown = farm.shell.on_a_terminal(*words)
+    assert shown.code == 0
+    assert "no running node serves the pool 'phoens' of the device emu-2; other pools: phones" in shown.out
+    assert [one["pool"] for one in farm.json("ls")] == ["phoens", "phones"]
+    assert "no running node" not in farm.shell.on_a_terminal(*words[:2], "emu-3", *ADD, *words[-2:]).out
+
+
 @pytest.mark.spec("DEV-12")
 def test_a_line_that_no_device_fits_is_told(farm: Farm) -> None:
     """The list and the live view name the task that no device fits, and say how many wait behind it; `ls` of the tasks

@@ -62,7 +62,7 @@ async def test_devices_come_and_go_while_the_pool_runs(url):
         assert [one.name for one in await devices.list_all("devices")] == ["emu-1"]
         commands = [entry.command for entry in await yard.audit(by="ana")]
         assert commands[::-1][0] == "add_device"
-        assert {"drain", "take", "quarantine", "give_back", "edit", "remove_device"} <= set(commands)
+        assert {"drain", "take", "quarantine", "give_back", "label", "remove_device"} <= set(commands)
 
 
 @pytest.mark.spec("DEV-12")

@@ -49,9 +49,7 @@ def check_served(adapter: str, kinds: Iterable[type[DeviceDefinition]]) -> None:
     if adapter in _TRUSTED_ONLY and all(kind.adapter != adapter for kind in kinds):
         class_name = _KINDS[adapter][1]
         raise InvalidInput(
-            "is a kind of device that the pool does not serve: its settings are programs that would run on the node",
-            field="adapter",
-            given=adapter,
+            f"the pool does not serve the adapter {quote(adapter)}: its settings are programs that nodes would run",
             hint=f"if all who may add devices may run programs there, give the pool adapters=[{class_name}]",
         )
 
