@@ -18,7 +18,7 @@ from taskyard.errors import DeviceError, DeviceLost, InvalidInput
 from taskyard.ports.device import DeviceAdapter
 from taskyard.testing.adb_device import EmulatedAdbDevice
 from taskyard.testing.adb_server import AdbServer
-from tests.devices.waiting import until
+from tests.devices.waiting import PATIENCE_S, adb_state
 
 pytestmark = pytest.mark.spec("DEV-16")
 
@@ -159,17 +159,13 @@ async def test_an_offline_phone_is_told_and_comes_back(adb_server: AdbServer, em
     emulated.phone.hang()
     # The phone breaks the connection and takes the next one, but says nothing on it.
     emulated.phone.disconnect(for_s=0.0)
-    await _wait_for_state(adb_server, emulated.serial, "offline")
+    await adb_state(adb_server, emulated.serial, "offline")
     with pytest.raises(DeviceLost, match="offline: adb sees it, but it does not answer"):
         await adapter.shell("echo")
     emulated.phone.unhang()
     await adapter.connect()
     await adapter.health()
     await adapter.close()
-
-
-async def _wait_for_state(server: AdbServer, serial: str, state: str) -> None:
-    await until(lambda: f"{serial}\t{state}" in server.adb("devices"))
 
 
 async def test_an_emulator_is_reached_by_its_name(adb_server: AdbServer, emulated: EmulatedAdbDevice) -> None:
@@ -185,7 +181,7 @@ async def test_an_emulator_is_reached_by_its_name(adb_server: AdbServer, emulate
 
     await asyncio.to_thread(announce)
     serial = f"emulator-{emulated.port - 1}"
-    await _wait_for_state(adb_server, serial, "device")
+    await adb_state(adb_server, serial, "device")
     adapter = await reached(serial, adb_server)
     assert await adapter.shell("echo in") == "in"
     await adapter.connect()
@@ -364,21 +360,24 @@ async def test_what_is_too_large_is_cut_off(
 async def test_a_device_uses_few_threads_and_returns_them(adb_server: AdbServer, emulated: EmulatedAdbDevice) -> None:
     """One thread does for calls one after the other, a second one for a heartbeat meanwhile; `close` ends them."""
 
-    def count() -> int:
-        return sum(thread.name == "taskyard-adapter-farm-7" for thread in threading.enumerate())
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "taskyard-adapter-farm-7"]
 
     adapter = await reached(emulated.serial, adb_server, name="farm-7")
     for _ in range(5):
         await adapter.shell("echo")
-    assert count() == 1
+    assert len(threads()) == 1
     running = asyncio.create_task(adapter.shell("sleep 600", timeout_s=600))
     for _ in range(5):
         await adapter.health()
-    assert count() == 2
+    both = threads()
+    assert len(both) == 2
     running.cancel()
     await asyncio.wait([running])
     await adapter.close()
-    await until(lambda: count() == 0)
+    for thread in both:
+        await asyncio.to_thread(thread.join, PATIENCE_S)
+    assert threads() == []
 
 
 # --- definitions ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Devices that are reached by commands: how these are read, run and ended."""
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from taskyard.devices import CommandDevice, command
 from taskyard.devices.kinds import make_definition
 from taskyard.errors import DeviceError, DeviceLost, InvalidInput
 from taskyard.ports.device import DeviceAdapter
-from tests.devices.waiting import PATIENCE_S, until
+from tests.devices.waiting import PATIENCE_S, process_ended
 
 
 async def connected(**settings: object) -> DeviceAdapter:
@@ -46,25 +47,16 @@ async def test_files_without_a_prefix_are_files_of_this_machine(tmp_path: Path) 
 
 async def test_cancelling_a_command_kills_all_that_it_has_started(tmp_path: Path) -> None:
     """The processes that a command has started end with it, also those that ignore polite signals."""
+    os.mkfifo(tmp_path / "child")  # the script waits there until it is read
     (tmp_path / "run.sh").write_text("trap '' TERM INT HUP\nsleep 600 &\necho $! >child\nwait\n")
     device = await connected()
     running = asyncio.create_task(device.shell(f"sh -c 'cd {tmp_path} && . ./run.sh'", timeout_s=600))
-    written = tmp_path / "child"
-    await until(lambda: written.exists() and written.read_text().endswith("\n"))
-    child = int(written.read_text())
+    async with asyncio.timeout(PATIENCE_S):
+        child = int(await asyncio.to_thread((tmp_path / "child").read_text))
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
-    await until(lambda: not _is_running(child))
-
-
-def _is_running(pid: int) -> bool:
-    """Whether it runs: one that nobody has waited for yet does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+    await process_ended(child)
 
 
 async def test_its_health_is_that_of_its_command(tmp_path: Path) -> None:
@@ -156,7 +148,7 @@ async def test_output_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest
         await device.shell(f"sh -c 'sleep 600 & echo $! >{tmp_path}/child; yes'", timeout_s=600)
     assert not isinstance(caught.value, DeviceLost)
     child = int((tmp_path / "child").read_text())
-    await until(lambda: not _is_running(child))
+    await process_ended(child)
     with pytest.raises(DeviceError, match="more than 64 MB"):
         await device.shell("sh -c 'yes >&2'", timeout_s=600)
     assert time.monotonic() - began < PATIENCE_S
