@@ -1,6 +1,5 @@
 """The code of devices with one safeguard taken out, to show that the simulated farm would notice."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
@@ -74,20 +73,20 @@ def deny_what_was_stored(patch: Patch) -> None:
 
 
 def serve_a_device_twice(patch: Patch) -> None:
-    """Presence is no lease: nodes ask for devices that others serve, and the second that asks gets it."""
-    asked: Counter[str] = Counter()
+    """Presence is no lease: nodes ask for devices that others serve, and get each when they first ask for it."""
+    asked: set[tuple[str, str]] = set()
 
-    def plan_for_second(
+    def plan_for_first_ask(
         node: str, names: Sequence[str], known: Known, *, nodes: Collection[str], now: datetime
     ) -> tuple[list[str], list[Change]]:
-        asked.update(names)
-        second = [name for name in names if asked[name] == 2]
-        rest = [name for name in names if asked[name] != 2]
+        first = [name for name in names if (node, name) not in asked]
+        rest = [name for name in names if (node, name) in asked]
+        asked.update((node, name) for name in names)
         served, taken = plan_serving(node, rest, known, nodes=nodes, now=now)
-        also_served, also_taken = plan_serving(node, second, known, nodes=[node], now=now)
+        also_served, also_taken = plan_serving(node, first, known, nodes=[node], now=now)
         return served + also_served, taken + also_taken
 
-    patch.setattr(devices, "plan_serving", plan_for_second)
+    patch.setattr(devices, "plan_serving", plan_for_first_ask)
     patch.setattr(Reach, "may_ask", lambda self, name, served_by, now: True)
 
 
