@@ -105,6 +105,21 @@ async def test_an_address_where_nothing_listens_is_told(adb_server: AdbServer, e
         await reach(emulated.serial, adb_server).connect()
 
 
+async def test_an_old_connection_does_not_hide_why_a_phone_is_lost(
+    adb_server: AdbServer, emulated: EmulatedAdbDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phone that adb shows for a moment after it could not connect is lost with what adb said, as any other."""
+    emulated.phone.disconnect()
+    await emulated.settled()
+    states = iter([None, "offline"])
+    find_state = adb_client.AdbCall.find_state
+    monkeypatch.setattr(adb_client.AdbCall, "find_state", lambda call: next(states, None) or find_state(call))
+    monkeypatch.setattr(adb_client, "READY_S", 0.1)
+    with pytest.raises(DeviceLost, match=r"adb cannot reach it: .*Connection refused"):
+        await reach(emulated.serial, adb_server).connect()
+    assert next(states, "none left") == "none left"
+
+
 async def test_a_phone_that_knows_the_key_is_used(adb_server: AdbServer) -> None:
     """A phone that asks for the key of this computer, and accepts it, is connected."""
     async with EmulatedAdbDevice(SimulatedDevice(1), auth="accepted") as emulated:

@@ -85,39 +85,41 @@ class AdbCall(AdbClient):  # type: ignore[misc] # adbutils is not typed
         """Start the server if none runs, let it connect to a device at an address, and wait until the device is ready;
         the features of the device. With `anew` an existing connection is not trusted."""
         ensure_server(self.host, self.port)
-        state = self.find_state()
+        state, answer = self.find_state(), ""
         if is_address(self.serial):
             if anew or state != "device":
-                self._connect_address(has_old=state is not None)
+                answer = self._connect_address(has_old=state is not None)
         elif state == "offline":
             self._ask(f"host-serial:{self.serial}:reconnect")
-        self._wait_until_ready()
+        self._wait_until_ready(answer)
         return frozenset(self._ask(f"host-serial:{self.serial}:features").split(","))
 
-    def _connect_address(self, *, has_old: bool) -> None:
-        """Tell the server to connect, after it has dropped its old connection."""
+    def _connect_address(self, *, has_old: bool) -> str:
+        """Tell the server to connect, after it has dropped its old connection; what it answers."""
         if has_old:
             self.disconnect(self.serial)
         until = time.monotonic() + READY_S
         while True:
-            answer = self.connect(self.serial).strip()
+            answer = str(self.connect(self.serial)).strip()
             # Race: the server drops the old connection a moment after it has said so, and takes it for the new one.
             if not (has_old and answer.startswith("already connected")) or time.monotonic() > until:
-                break
+                return answer
             time.sleep(DROP_POLL_S)
-        if self.find_state() is None:
-            raise DeviceLost(f"adb cannot reach it: {answer}; is it on, and is debugging allowed?")
 
     def find_state(self) -> str | None:
         """What the server says of the device: "device" if it is ready; None if it knows of none."""
         return next((found.state for found in self.list() if found.serial == self.serial), None)
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, answer: str) -> None:
+        """`answer` is what the server said when it was told to connect. A device that it could not reach may be among
+        its devices for a moment longer."""
         state = self.find_state()
         if state not in (None, "device"):
             with suppress(AdbTimeout):
                 self.wait_for(self.serial, timeout=READY_S)
             state = self.find_state()
+        if state is None and answer and not answer.startswith(("connected", "already connected")):
+            raise DeviceLost(f"adb cannot reach it: {answer}; is it on, and is debugging allowed?")
         if state != "device":
             raise state_error(state)
 
