@@ -236,6 +236,17 @@ def test_a_pipe_gets_a_line_for_each_change(farm: Farm, shell: Shell) -> None:
     assert " add " not in watch.said
 
 
+def test_a_pipe_begins_with_the_states_of_each_pool(farm: Farm) -> None:
+    """The states are counted by pool, and each pool is named."""
+    farm.add("emu-1", "emu-2")
+    farm.ok("quarantine", "emu-2")
+    farm.ok("add", "gpu-1", "--pool", "gpus", "--adapter", "simulated")
+    watch = farm.watch()
+    assert watch.heard[-1].strip().endswith(": gpus 1 down; phones 1 down, 1 quarantined")
+    watch.signal(signal.SIGTERM)
+    assert watch.end() == 0
+
+
 def test_json_lines_are_events(farm: Farm) -> None:
     """With `--json` each line is the document of an event, also of a pool that is made later."""
     watch = farm.watch("--json")

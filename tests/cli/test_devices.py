@@ -48,6 +48,8 @@ def test_a_farm_at_work_is_shown(farm: Farm) -> None:
     assert f"{busy['name']} ({busy['number']})" in shown
     detail = farm.json("show", busy["name"])
     assert (detail["tally"]["completed"], detail["tally"]["success_rate"]) == (1, 1.0)
+    assert detail["beat_at"] is None  # nothing is reported for a heartbeat: while it is up, the last report is old
+    assert "last beat" not in farm.ok("show", busy["name"])
     assert [(run["account"], run["outcome"]) for run in detail["runs"]] == [(7, "completed")]
     assert "it takes tasks again" in farm.ok("give-back", busy["name"])
 

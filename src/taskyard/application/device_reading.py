@@ -70,7 +70,7 @@ async def mark_dead(store: Store, statuses: Sequence[DeviceStatus]) -> list[Devi
 
 
 def _without_node(status: DeviceStatus) -> DeviceStatus:
-    health = DeviceHealth(reason=f"its node {status.node_name} is dead", beat_at=status.health.beat_at)
+    health = DeviceHealth(reason=f"its node {status.node_name} is dead")
     return msgspec.structs.replace(status, health=health)
 
 

@@ -230,25 +230,30 @@ def rm_command(
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-@devices.command("drain")
-def drain_command(
-    names: AnyNamesArgument = None,
-    *,
-    pool: WholePoolOption = None,
-    everything: AllOption = False,
-    reason: ReasonOption = "",
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Give devices no new tasks; what runs on them goes on."""
-    from taskyard.application.device_documents import DrainDevice
+def _add_order(verb: str, class_name: str, help_text: str) -> None:
+    """A command that gives one order to devices by name, to a pool or to all of them."""
 
-    command = DrainDevice(reason=reason)
-    chosen = {"names": names or (), "pool": pool, "everything": everything, "yes": yes, "dry_run": dry_run}
-    return _order(Target(store, yard), command, chosen, as_json=as_json)
+    @devices.command(verb, help=help_text)
+    def order_command(
+        names: AnyNamesArgument = None,
+        *,
+        pool: WholePoolOption = None,
+        everything: AllOption = False,
+        reason: ReasonOption = "",
+        yes: YesOption = False,
+        dry_run: DryRunOption = False,
+        store: StoreOption = None,
+        yard: AppOption = None,
+        as_json: JsonOption = False,
+    ) -> int:
+        from taskyard.application import device_documents
+
+        command: DeviceCommand = getattr(device_documents, class_name)(reason=reason)
+        chosen = {"names": names or (), "pool": pool, "everything": everything, "yes": yes, "dry_run": dry_run}
+        return _order(Target(store, yard), command, chosen, as_json=as_json)
+
+
+_add_order("drain", "DrainDevice", "Give devices no new tasks; what runs on them goes on.")
 
 
 @devices.command("take")
@@ -273,25 +278,11 @@ def take_command(
     return _order(Target(store, yard), command, {"names": names}, as_json=as_json)
 
 
-@devices.command("give-back")
-def give_back_command(
-    names: AnyNamesArgument = None,
-    *,
-    pool: WholePoolOption = None,
-    everything: AllOption = False,
-    reason: ReasonOption = "",
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Give devices back to their pool: they are no longer drained, taken or quarantined."""
-    from taskyard.application.device_documents import GiveBackDevice
-
-    command = GiveBackDevice(reason=reason)
-    chosen = {"names": names or (), "pool": pool, "everything": everything, "yes": yes, "dry_run": dry_run}
-    return _order(Target(store, yard), command, chosen, as_json=as_json)
+_add_order(
+    "give-back",
+    "GiveBackDevice",
+    "Give devices back to their pool: they are no longer drained, taken or quarantined.",
+)
 
 
 @devices.command("quarantine")

@@ -51,7 +51,7 @@ class WorkItem:
         """When the caller left code that had begun."""
         self._started_at: datetime | None = None
         self._task: asyncio.Task[None] | None = None
-        self._told: Callable[[], None] | None = None
+        self._on_over: Callable[[], None] | None = None
         self._refusal: ExecutionError | None = None
         self._has_outcome = self._is_interrupted = False
         self._value: Any = None
@@ -82,10 +82,10 @@ class WorkItem:
 
     # --- the code -----------------------------------------------------------------------------------------------------
 
-    def begin(self, device: Device, thread: DeviceThread, told: Callable[[], None]) -> None:
-        """Start the code. `told` is called on the loop when it has ended."""
+    def begin(self, device: Device, thread: DeviceThread, on_over: Callable[[], None]) -> None:
+        """Start the code. `on_over` is called on the loop when it has ended."""
         run, now_mono = self.request.run, self.clock.monotonic()
-        self.device, self._told = device, told
+        self.device, self._on_over = device, on_over
         self.is_started, self.began_mono, self._started_at = True, now_mono, self.clock.now()
         if self.request.timeout_s is not None:
             self.due_mono = now_mono + self.request.timeout_s
@@ -135,8 +135,8 @@ class WorkItem:
 
     def _over(self) -> None:
         self.is_over = True
-        if self._told is not None:
-            self._told()
+        if self._on_over is not None:
+            self._on_over()
 
     # --- ending it ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class WorkItem:
 
     def leave_alone(self) -> None:
         """The actor ends before the code, which is interrupted, and answers by itself when it ends."""
-        self._told = self.finish
+        self._on_over = self.finish
         if self.is_over:
             self.finish()
         else:

@@ -61,6 +61,6 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM taskyard.publish_specs('[]', p_now);
-    PERFORM taskyard.release_devices(0, p_node, NULL, p_now);
+    PERFORM taskyard.let_devices_go(0, p_node, NULL, p_now);
     RETURN true;
 END $$;

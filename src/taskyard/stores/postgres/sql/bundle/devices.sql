@@ -92,7 +92,7 @@ BEGIN
 END $$;
 
 -- The node lets go of these devices, or of all; how many events tell of it.
-CREATE OR REPLACE FUNCTION taskyard.release_devices(p_first integer, p_node text, p_names text[], p_now timestamptz)
+CREATE OR REPLACE FUNCTION taskyard.let_devices_go(p_first integer, p_node text, p_names text[], p_now timestamptz)
 RETURNS integer LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -125,7 +125,7 @@ CREATE OR REPLACE FUNCTION taskyard.unserve_devices_1(p_node text, p_names text[
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
-    RETURN taskyard.release_devices(0, p_node, p_names, p_now);
+    RETURN taskyard.let_devices_go(0, p_node, p_names, p_now);
 END $$;
 
 -- Write the health of the devices that the node serves; the names of those that it serves. Each report brings the detail of

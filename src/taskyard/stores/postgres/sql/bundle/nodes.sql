@@ -1,7 +1,7 @@
 -- Rescue of the tasks of a dead node, and numbers after a failover.
 
--- Take back what a dead node runs, let go of its devices, and forget the node, unless it has beaten since `p_beats` was seen. Those that wait for
--- one that ends by it hear of it.
+-- Take back what a dead node runs, let go of its devices, and forget the node, unless it has beaten since `p_beats` was
+-- seen. Tasks that wait for one that ends by it are told.
 CREATE OR REPLACE PROCEDURE taskyard.rescue_1(
     p_node text, p_beats bigint, p_now timestamptz, p_note text, p_error text,
     INOUT uuids text[], INOUT told integer
@@ -72,7 +72,7 @@ BEGIN
     INTO v_ids, uuids, v_queues, v_sources, v_states, v_key_queues, v_keys
     FROM (SELECT all_.* FROM all_ JOIN m ON m.id = all_.id ORDER BY m.ord) AS a;
     IF uuids IS NULL THEN
-        told := taskyard.release_devices(0, p_node, NULL, p_now);
+        told := taskyard.let_devices_go(0, p_node, NULL, p_now);
         COMMIT;
         RETURN;
     END IF;
@@ -93,7 +93,7 @@ BEGIN
         END IF;
     END IF;
     told := told + taskyard.pause_drained_queues(told, p_now, v_queues);
-    told := told + taskyard.release_devices(told, p_node, NULL, p_now);
+    told := told + taskyard.let_devices_go(told, p_node, NULL, p_now);
     COMMIT;
 END $$;
 
