@@ -7,10 +7,9 @@ duplicates, the engine hands the head of the queue to a device that is free, an 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import msgspec
@@ -60,6 +59,9 @@ R = TypeVar("R")
 
 NO_RETRIES = RetryPolicy(max_retries=0)
 """A wait before the next attempt would hold up the queue. The program that enqueued the task decides."""
+
+WARNINGS_KEPT = 100
+"""Sets of labels: a program may ask for any number of different ones that no device has."""
 
 WAITING = tuple(state for state in TaskState if state not in ENDED and state is not TaskState.RUNNING)
 
@@ -123,8 +125,8 @@ class DevicePool:
         self.bucket_by = settings.bucket_by
         self.places = Places()
         self.executor = f"devices:{self.name}"
-        self._part = PoolPart(self.name, self.executor, self.places, Middleware(around_submit=self._check_submit))
-        self._warned: set[str] = set()
+        self._part = PoolPart(self.name, self.executor, self.places, Middleware(around_submit=self._around_submit))
+        self._warned: dict[str, None] = {}
         self._store: object = None
         self.roster = Roster(self.name, self._find_store)
         order = QueueOrder.FIFO if self.bucket_by is None else QueueOrder.BUCKETS
@@ -213,7 +215,6 @@ class DevicePool:
                 raise InvalidConsumer(f"{quote(consumer)} is no instance of DeviceConsumer")
 
     def _add(self, consumer: Consumer) -> Consumer:
-        consumer = replace(consumer, find_left_out=partial(self._find_quarantined, consumer.name))
         if self.bucket_by is not None:
             consumer = replace(consumer, bucket_by=self.bucket_by)
         self._yard._register(consumer)
@@ -314,31 +315,25 @@ class DevicePool:
         settings = {"zone": zone, "each": each, "dedupe_scope": DedupeScope.KEY_IDLE} | settings
         return self._yard.schedules.define(name or found.name, rule, found.name, args, **settings)
 
-    async def _find_quarantined(self, consumer: str, keys: Collection[str]) -> set[str]:
-        """Those of the accounts whose tasks of this consumer are refused."""
-        await self.roster.look()
-        return {key for key in keys if self.roster.is_quarantined(key, consumer)}
-
-    async def _check_submit(self, submission: Any, call_next: SubmitNext) -> None:
+    async def _around_submit(self, submission: Any, call_next: SubmitNext) -> None:
         """Around every submit to a consumer of this pool, in whatever way it is made."""
-        await self.roster.look()
         for draft in submission.tasks:
-            if draft.key is None:
-                continue
-            # A schedule leaves out the accounts that are quarantined: the others of its fire must not be lost.
-            if submission.schedule is None and self.roster.is_quarantined(draft.key, draft.consumer):
-                raise AccountQuarantined(read_account(draft.key), draft.consumer, self.name)
-            self._warn_of_labels(draft.requires)
+            await self._warn_of_labels(draft.requires)
         await call_next()
         self.server.note_length()
 
-    def _warn_of_labels(self, requires: dict[str, str]) -> None:
+    async def _warn_of_labels(self, requires: dict[str, str]) -> None:
         """Say so once if no device fits. It is no error: one may be added."""
         wanted = ", ".join(f"{name}={value}" for name, value in sorted(requires.items()))
         if self.roster.has_device_for(requires):
-            self._warned.discard(wanted)
+            self._warned.pop(wanted, None)
         elif wanted not in self._warned:
-            self._warned.add(wanted)
+            await self.roster.look()  # what was read last may be old
+            if self.roster.has_device_for(requires):
+                return
+            if len(self._warned) >= WARNINGS_KEPT:
+                del self._warned[next(iter(self._warned))]
+            self._warned[wanted] = None
             missing = f"device with {wanted}" if wanted else "device"
             log.warning("the pool %s has no %s: tasks that need one wait until it is added", self.name, missing)
 

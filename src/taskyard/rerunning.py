@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from taskyard.errors import CommandRefused, InvalidInput, StoreError, TaskyardError, UnknownConsumer, UnknownTask, quote
+from taskyard.errors import (
+    AccountQuarantined,
+    CommandRefused,
+    InvalidInput,
+    StoreError,
+    TaskyardError,
+    UnknownConsumer,
+    UnknownTask,
+    quote,
+)
 from taskyard.handle import TaskHandle
 from taskyard.model.audit import AuditEntry, TargetKind, filter_document, make_entry
+from taskyard.model.device import read_account
 from taskyard.model.given import check_by
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
@@ -20,6 +30,7 @@ from taskyard.model.task import NO_EXTRA, Dedupe, DedupeScope, TaskExtra, TaskRe
 from taskyard.model.task_filter import TaskFilter
 from taskyard.options import TaskOptions, check_size, make_record
 from taskyard.ports.consumer import Consumer
+from taskyard.ports.device import DeviceStore
 from taskyard.ports.store import Add, Added
 from taskyard.queueing.audit import finish_audit
 from taskyard.queueing.matching import RerunReport, Tally, in_chunks, list_chunks, see_through
@@ -49,6 +60,8 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, 
     if args is not None and changes is not None:
         raise InvalidInput("give args, all of them, or changes to those of the old task, not both")
     record = await _make(yard, uuid, args, changes)
+    for quarantined in (await _find_quarantined(yard, [record])).values():
+        raise quarantined
     _note_actor(record, by, yard._engine.clock.now())
     entry = make_entry(by, RUN_AGAIN, TargetKind.TASK, uuid, now=yard.now(), is_finished=False)
     await _begin(yard, entry)
@@ -166,7 +179,23 @@ async def _make_many(yard: Yard, uuids: Sequence[str], changes: Arguments, tally
             raise
         except TaskyardError as refused:
             tally.set_unfit(refused.code, str(refused))
-    return records
+    for quarantined in (out := await _find_quarantined(yard, records)).values():
+        tally.set_unfit(quarantined.code, str(quarantined))
+    return [record for record in records if record.uuid not in out]
+
+
+async def _find_quarantined(yard: Yard, records: Sequence[TaskRecord]) -> dict[str, AccountQuarantined]:
+    """By uuid, those whose account is quarantined with their consumer. A task that is run again is a duplicate of
+    nothing, so the store does not look for that."""
+    store = yard.store
+    if all(record.key is None for record in records) or not isinstance(store, DeviceStore):
+        return {}
+    out = {(one.pool, one.account, one.consumer) for one in await store.list_quarantined_accounts()}
+    return {
+        record.uuid: AccountQuarantined(read_account(record.key), record.consumer, record.queue)
+        for record in records
+        if record.key is not None and (record.queue, record.key, record.consumer) in out
+    }
 
 
 async def _make(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> TaskRecord:

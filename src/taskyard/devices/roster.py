@@ -40,10 +40,6 @@ class Roster:
             self._stamp = stamp
             self.version += 1
 
-    def is_quarantined(self, account: str, consumer: str) -> bool:
-        """Whether tasks of this account and consumer are refused."""
-        return (account, consumer) in self.quarantined
-
     def has_device_for(self, requires: Mapping[str, str]) -> bool:
         """Whether a device of the pool has these labels, whatever it does now."""
         return any(satisfies(one.spec.labels, requires) for one in self.devices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -52,8 +52,7 @@ class Consumer:
     submits and runs, inside that of the yard. `schemas` makes the JSON schemas of its arguments and its result.
     `function` is the user's own code that `call` calls, for a debugger to find. `account` names the argument that is
     the account of a task on a device: the task has its key, and is refused while the account is queued or busy.
-    `bucket_by` names the requirement that is the bucket of a task. `find_left_out` says for which of these keys a
-    schedule makes no tasks now."""
+    `bucket_by` names the requirement that is the bucket of a task."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -77,7 +76,6 @@ class Consumer:
     function: Callable[..., Any] | None = None
     account: str = ""
     bucket_by: str = ""
-    find_left_out: Callable[[Collection[str]], Awaitable[Collection[str]]] | None = None
 
     @property
     def slots(self) -> int:

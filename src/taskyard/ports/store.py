@@ -68,18 +68,20 @@ class Add(msgspec.Struct, frozen=True, gc=False):
     when its claim is lost, nothing is added.
 
     `after` names, by the uuid of a task, those that it waits for: tasks of the store, or of the same add. `window_s` is
-    for how long from now on the tasks stand for their work, where their scope is a window."""
+    for how long from now on the tasks stand for their work, where their scope is a window. A task of a quarantined
+    account keeps all of them out, or, with `leaves_out`, is left out itself."""
 
     records: Sequence[TaskRecord]
     dedupe: Dedupe = Dedupe.ALLOW
     parent: Claim | None = None
     after: Mapping[str, Sequence[str]] = NOBODY
     window_s: float | None = None
+    leaves_out: bool = False
 
 
 class Added(msgspec.Struct, frozen=True, gc=False):
     """The task that now stands for what was asked; `is_new` is false when it was merged into one that did before. If
-    that one does so for a window, `until` is when it ends."""
+    that one does so for a window, `until` is when it ends. `uuid` is empty for a task that was left out."""
 
     uuid: str
     is_new: bool = True
@@ -237,7 +239,8 @@ class Store(Protocol):
         same queue is a holder as well, after the one of the slot, or before it for a task that is to replace it. Who
         comes later is merged into the holder, refused (`DuplicateTask`), or replaces it: the holder is canceled, unless
         it runs or has ended, which is `DuplicateTask` as well. Who is refused or merged is told when the window of
-        the holder ends, if that has one.
+        the holder ends, if that has one. A task with the scope `key_idle` whose key is quarantined with its consumer,
+        in the pool of the same name as its queue, is `AccountQuarantined`, whatever the rule for duplicates is.
 
         A settle is written only if its task still runs under the claim's attempt and token; otherwise it is `ClaimLost`
         and changes nothing. An add that fails leaves the other adds alone. A claim goes to the queue whose first

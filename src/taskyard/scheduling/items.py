@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import ItemsFailed, PayloadTooLarge, StoreError, TaskyardError, shorten
+from taskyard.errors import ItemsFailed, PayloadTooLarge, TaskyardError, shorten
 from taskyard.model.blocker import encode_requirements
 from taskyard.model.dedupe import make_slot
 from taskyard.model.device import set_account
@@ -236,8 +236,7 @@ async def make_tasks(
 ) -> list[FireTasks]:
     """The tasks of these fires; `items` are those of a schedule that has some. Raises `ItemsFailed`."""
     if items is None:
-        made = [FireTasks(fire, [make_record(schedule, consumer, fire, now=now)]) for fire in fires]
-        return await _leave_out(consumer, made)
+        return [FireTasks(fire, [make_record(schedule, consumer, fire, now=now)]) for fire in fires]
     made = []
     try:
         for fire in fires:
@@ -247,23 +246,9 @@ async def make_tasks(
                 if number % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
             made.append(FireTasks(fire, records))
-        return await _leave_out(consumer, made)
-    except StoreError:
-        raise
+        return made
     except Exception as error:
         raise ItemsFailed(schedule.name, describe(error)) from error
-
-
-async def _leave_out(consumer: Consumer, fires: list[FireTasks]) -> list[FireTasks]:
-    """Without the tasks of keys for which the consumer takes none now: those count as skipped."""
-    keys = {record.key for one in fires for record in one.records if record.key is not None}
-    if consumer.find_left_out is None or not keys or not (out := await consumer.find_left_out(keys)):
-        return fires
-    kept = [[record for record in one.records if record.key not in out] for one in fires]
-    return [
-        FireTasks(one.fire, records, one.skipped + len(one.records) - len(records))
-        for one, records in zip(fires, kept, strict=True)
-    ]
 
 
 def _make_item(schedule: Schedule, consumer: Consumer, fire: Fire, item: EncodedItem, *, now: datetime) -> TaskRecord:

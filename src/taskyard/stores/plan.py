@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 
-from taskyard.errors import DependencyCycle, DuplicateTask, TaskyardError, UnknownTask
+from taskyard.errors import AccountQuarantined, DependencyCycle, DuplicateTask, TaskyardError, UnknownTask
 from taskyard.model.dedupe import is_replaceable
 from taskyard.model.dependency import find_cycle
+from taskyard.model.device import read_account
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added
@@ -68,6 +69,10 @@ class Holders(Protocol):
         """The oldest running task of the queue with this key."""
         ...
 
+    def is_quarantined(self, pool: str, account: str, consumer: str) -> bool:
+        """Whether tasks of this account and consumer are refused."""
+        ...
+
 
 def find_duplicate(store: Holders, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Holder | None:
     """The task that keeps this new one, which has a slot, from being stored, or that it replaces. A task of the same
@@ -80,8 +85,25 @@ def find_duplicate(store: Holders, asked: TaskRecord, dedupe: Dedupe, now: datet
     return store.find_holder(slot, now) or store.find_running(asked.queue, key)
 
 
+def is_kept_out(store: Holders, asked: TaskRecord) -> bool:
+    """Whether this new task is of an account that is quarantined with its consumer."""
+    if asked.dedupe_scope is not DedupeScope.KEY_IDLE or asked.key is None:
+        return False
+    return store.is_quarantined(asked.queue, asked.key, asked.consumer)
+
+
+def refuse_quarantined(store: Holders, add: Add) -> AccountQuarantined | None:
+    """The first task of a quarantined account, where it keeps all of the add out."""
+    if add.dedupe is Dedupe.ALLOW or add.leaves_out:
+        return None
+    out = next((asked for asked in add.records if is_kept_out(store, asked)), None)
+    return None if out is None else AccountQuarantined(read_account(out.key or ""), out.consumer, out.queue)
+
+
 def make_plan(add: Add, now: datetime, store: Holders) -> Plan | TaskyardError:
     """The plan, or what keeps all of it out."""
+    if (quarantined := refuse_quarantined(store, add)) is not None:
+        return quarantined
     plan = Plan([], [], {}, [])
     twins: dict[str, Holder] = {}
     stands_for: dict[str, str] = {}

@@ -67,10 +67,11 @@ def correct(state: ScheduleState, fires: Fires, new: Collection[datetime]) -> Sc
 
 
 def make_add(fires: Fires) -> Add:
-    """The tasks of these fire times as one add: those that have a dedupe slot are merged into the same work."""
+    """The tasks of these fire times as one add: those that have a dedupe slot are merged into the same work, and
+    those of quarantined accounts are left out."""
     records = [record for one in fires for record in one.records]
     merges = any(record.dedupe_slot is not None for record in records)
-    return Add(records, Dedupe.MERGE if merges else Dedupe.ALLOW)
+    return Add(records, Dedupe.MERGE if merges else Dedupe.ALLOW, leaves_out=merges)
 
 
 def rows_of(fires: Fires, added: Sequence[Added]) -> list[tuple[FireRow, list[str]]]:

@@ -63,7 +63,7 @@ from taskyard.stores.memory.dependencies import Dependencies
 from taskyard.stores.memory.devices import DeviceBook
 from taskyard.stores.memory.schedules import ScheduleBook, is_pending
 from taskyard.stores.memory.sight import Sight
-from taskyard.stores.plan import find_duplicate, is_tied, make_plan, refuse
+from taskyard.stores.plan import find_duplicate, is_kept_out, is_tied, make_plan, refuse, refuse_quarantined
 
 # As in `model.state`: looked at once, not once per task.
 ALLOW = Dedupe.ALLOW
@@ -163,6 +163,8 @@ class MemoryCore(Claims, Dependencies, Sight):
                 return [self._add_one(record, add, now)]
         if is_tied(add):
             return self._add_tied(add, now)
+        if (quarantined := refuse_quarantined(self, add)) is not None:
+            return quarantined
         if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, now)) is not None:
             return duplicate
         if (taken := self._taken_uuid(add, now)) is not None:
@@ -201,6 +203,9 @@ class MemoryCore(Claims, Dependencies, Sight):
             batch.add(slot)
         return None
 
+    def is_quarantined(self, pool: str, account: str, consumer: str) -> bool:
+        return (pool, account, consumer) in self.devices.accounts
+
     def _taken_uuid(self, add: Add, now: datetime) -> str | None:
         """The first uuid that stands for another task already, among those that would not be merged away."""
         batch: set[str] = set()
@@ -217,6 +222,8 @@ class MemoryCore(Claims, Dependencies, Sight):
         return None
 
     def _add_one(self, asked: TaskRecord, add: Add, now: datetime) -> Added:
+        if add.leaves_out and is_kept_out(self, asked):
+            return Added("", is_new=False)
         if add.dedupe is not ALLOW and asked.dedupe_slot is not None:
             holder = find_duplicate(self, asked, add.dedupe, now)
             if holder is not None:

@@ -11,6 +11,7 @@ import asyncpg
 import msgspec
 
 from taskyard.errors import (
+    AccountQuarantined,
     ClaimLost,
     DependencyCycle,
     DuplicateTask,
@@ -20,6 +21,7 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model.dependency import find_cycle
+from taskyard.model.device import read_account
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move, event_detail
 from taskyard.model.settle import heed_cancel
@@ -181,6 +183,7 @@ class Turn:
         asked = [
             {"n": len(add.records), "dedupe": add.dedupe, "window_s": add.window_s}
             | ({} if add.parent is None else _held(add.parent)) | _ties(add) | _key_idle(add)
+            | ({"leaves_out": True} if add.leaves_out else {})
             for add in self._stored() if add.records
         ]  # fmt: skip
         return msgspec.json.encode(asked).decode()
@@ -375,6 +378,8 @@ def _refused(add: Add, said: Any) -> TaskyardError:
             return ClaimLost(add.parent.uuid, add.parent.token)
         case "duplicate":
             return DuplicateTask(said["uuid"], said["slot"], until=_to_time(said["until"]), key=said["key"])
+        case "quarantined":
+            return AccountQuarantined(read_account(said["key"]), said["consumer"], said["queue"])
         case "busy":
             return SubmitPending()
         case "unknown":

@@ -23,7 +23,16 @@ from taskyard.model.state import COMPLETED, QUEUED, RUNNING, WAITING_FOR_TIME, T
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
-from taskyard.stores.plan import Holder, find_duplicate, is_tied, make_plan, refuse, window_end
+from taskyard.stores.plan import (
+    Holder,
+    find_duplicate,
+    is_kept_out,
+    is_tied,
+    make_plan,
+    refuse,
+    refuse_quarantined,
+    window_end,
+)
 from taskyard.stores.records import (
     ARTIFACT,
     LINE,
@@ -303,11 +312,16 @@ class SqliteCore(Claims):
         """Decide about one add: extends `fresh` by the records to insert, and `slots` by the dedupe slots they take."""
         if add.parent is not None and not self._held([add.parent]):
             return ClaimLost(add.parent.uuid, add.parent.token)
+        if (quarantined := refuse_quarantined(self, add)) is not None:
+            return quarantined
         if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, slots, now)) is not None:
             return duplicate
         added = []
         is_merged = add.dedupe is Dedupe.MERGE
         for asked in add.records:
+            if add.leaves_out and is_kept_out(self, asked):
+                added.append(Added("", is_new=False))
+                continue
             holder = self._find_known(asked, add.dedupe, slots, now) if is_merged else None
             if holder is not None:
                 added.append(Added(holder.uuid, is_new=False, until=holder.until))

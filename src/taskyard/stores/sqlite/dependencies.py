@@ -18,7 +18,7 @@ from taskyard.model.task import OnFailure, TaskRecord
 from taskyard.ports.store import Add
 from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan, window_end
 from taskyard.stores.records import from_us, to_document, to_us
-from taskyard.stores.sqlite.statements import FIND_RUNNING, blocks, values
+from taskyard.stores.sqlite.statements import FIND_RUNNING, IS_QUARANTINED, blocks, values
 from taskyard.stores.sqlite.transaction import HAS_TIES, Ended, Transaction
 
 _EDGE = ("child", "parent", "done")
@@ -76,6 +76,9 @@ class Dependencies(Transaction):
     def find_running(self, queue: str, key: str) -> Holder | None:
         uuid = self._one(FIND_RUNNING, (queue, key))
         return None if uuid is None else Holder(uuid, TaskState.RUNNING, key=key)
+
+    def is_quarantined(self, pool: str, account: str, consumer: str) -> bool:
+        return self._one(IS_QUARANTINED, (pool, account, consumer)) is not None
 
     def _open_window(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Of a new task, if it stands for its work for a time."""

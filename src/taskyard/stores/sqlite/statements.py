@@ -155,6 +155,9 @@ FIND_RUNNING = (
 """The oldest running task of a queue and a key. The three states are those of `task_key`, as in `keyed`."""
 
 
+IS_QUARANTINED = "SELECT 1 FROM quarantined_account WHERE pool = ? AND account = ? AND consumer = ?"
+
+
 def blocks(rows: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
     """`rows` in as few pieces as the sizes of `BLOCKS` allow."""
     if len(rows) == 1:

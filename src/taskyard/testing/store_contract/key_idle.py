@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.errors import DuplicateTask, SlotTaken
+from taskyard.errors import AccountQuarantined, DuplicateTask, SlotTaken
 from taskyard.model.command import Cancel, Hold, Release, Retry, Skip
+from taskyard.model.device import QuarantinedAccount
 from taskyard.model.move import Move
-from taskyard.model.notes import Note, NoteCode
+from taskyard.model.notes import AuditStamp, Note, NoteCode
 from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, DedupeScope, TaskRecord
+from taskyard.ports.device import DeviceStore
 from taskyard.ports.store import Add, Added, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, room, seconds
@@ -225,6 +227,52 @@ class KeyIdleContract(Desk):
         (applied,) = await store.apply([held.uuid], Retry())
         assert isinstance(applied.refused, SlotTaken)
         assert applied.refused.holder == other.uuid
+
+    async def quarantine(self, store: Store, clock: ManualClock, consumer: str = "fetch") -> DeviceStore:
+        """The account `KEY` with this consumer, in the pool "default"."""
+        assert isinstance(store, DeviceStore)
+        stamp = AuditStamp("ana", clock.now(), "banned")
+        await store.quarantine_account(
+            QuarantinedAccount(pool="default", account=KEY, consumer=consumer, failures=5, quarantined=stamp)
+        )
+        return store
+
+    @pytest.mark.parametrize("is_tied", [False, True])
+    @pytest.mark.parametrize("dedupe", [Dedupe.REFUSE, Dedupe.MERGE, Dedupe.REPLACE])
+    async def test_a_task_of_a_quarantined_account_is_refused(
+        self, store: Store, clock: ManualClock, dedupe: Dedupe, is_tied: bool
+    ) -> None:
+        """Whatever the rule for duplicates is, with all that was submitted beside it, until the account is released."""
+        devices = await self.quarantine(store, clock)
+        other, out, child = a_task(key="eight"), a_task(), a_task(key="nine")
+        after = {child.uuid: [other.uuid]} if is_tied else {}
+        batch = Add([other, out, child], dedupe, after=after)
+        (refused,) = (await store.turn(A, adds=[batch])).added
+        assert isinstance(refused, AccountQuarantined)
+        assert (refused.account, refused.consumer, refused.pool) == (KEY, "fetch", "default")
+        assert await everything(store) == {}
+        await devices.release_account("default", KEY, None, by="ana")
+        (added,) = (await store.turn(A, adds=[batch])).added
+        assert added == [Added(other.uuid), Added(out.uuid), Added(child.uuid)]
+
+    async def test_only_an_account_with_its_consumer_and_pool_is_quarantined(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        """Another consumer, another pool and another account are taken, and so is a task without the scope."""
+        await self.quarantine(store, clock, consumer="weekly")
+        plain = a_record(key=KEY, consumer="weekly", dedupe_slot="plain")
+        taken = [a_task(), a_task(queue="phones", slot="p"), a_task(key="eight"), plain]
+        for one in taken:
+            await add(store, one, dedupe=Dedupe.REFUSE)
+        assert len(await everything(store)) == len(taken)
+
+    async def test_a_quarantined_account_with_a_task_that_waits(self, store: Store, clock: ManualClock) -> None:
+        """Not even a merge into the task that waits already is an answer, and that one stays."""
+        await add(store, waiting := a_task(), dedupe=Dedupe.REFUSE)
+        await self.quarantine(store, clock)
+        for dedupe in (Dedupe.REFUSE, Dedupe.MERGE, Dedupe.REPLACE):
+            assert isinstance(await try_add(store, a_task(), dedupe=dedupe), AccountQuarantined)
+        assert list(await everything(store)) == [waiting.uuid]
 
 
 def pending(record: TaskRecord) -> TaskRecord:

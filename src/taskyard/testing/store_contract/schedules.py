@@ -8,10 +8,11 @@ from datetime import datetime
 import pytest
 
 from taskyard.model.command import Cancel
+from taskyard.model.device import QuarantinedAccount
 from taskyard.model.each import Each
 from taskyard.model.firing import Fire, FireKind
 from taskyard.model.move import Move
-from taskyard.model.notes import CancelCode, CancelRequest
+from taskyard.model.notes import AuditStamp, CancelCode, CancelRequest
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
@@ -19,6 +20,7 @@ from taskyard.model.schedule import Missed, Overlap, Schedule
 from taskyard.model.schedule_state import ScheduleState, fail, forget, pause
 from taskyard.model.state import TaskState
 from taskyard.model.task import DedupeScope, TaskRecord
+from taskyard.ports.device import DeviceStore
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, FireTasks, ScheduleStatus, ScheduleStore
 from taskyard.ports.store import Store
 from taskyard.testing.clock import ManualClock
@@ -237,6 +239,23 @@ class ScheduleContract(Desk):
         assert (row.made, row.skipped, row.task) == (0, 3, "")
         assert running.record.key == "a"
         assert len(await everything(store)) == (4 if scope is DedupeScope.PENDING else 5)
+
+    @pytest.mark.spec("SCH-21")
+    async def test_an_item_of_a_quarantined_account_is_skipped(self, store: Store, clock: ManualClock) -> None:
+        """It counts as skipped, and the other items of the fire are made."""
+        assert isinstance(store, DeviceStore)
+        stamp = AuditStamp("ana", clock.now(), "banned")
+        await store.quarantine_account(
+            QuarantinedAccount(pool="default", account="b", consumer="fetch", failures=5, quarantined=stamp)
+        )
+        records = [a_record(key=name, dedupe_slot=name, dedupe_scope=DedupeScope.KEY_IDLE) for name in "abcb"]
+        await put(store)
+        fires = [FireTasks(a_fire(), records)]
+        fired = await kept(store).fire("nightly", version=(await look(store)).version, state=BEGUN, fires=fires)
+        assert fired is not None
+        assert fired.made == [records[0].uuid, records[2].uuid]
+        assert [(row.made, row.skipped, row.task) for row in fired.rows] == [(2, 2, records[0].uuid)]
+        assert set(await everything(store)) == set(fired.made)
 
     @pytest.mark.spec("SCH-21")
     async def test_a_fire_of_items_beside_one_that_has_fired(self, store: Store) -> None:

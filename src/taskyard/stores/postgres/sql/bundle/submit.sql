@@ -131,6 +131,7 @@ DECLARE
     v_uuids text[]; v_states text[]; v_ids bigint[]; v_ends timestamptz[];
     v_holders text[];
     v_busy text[];  -- keys that keep tasks out, because a task runs with them
+    v_out integer;
     v_new text[];
     v_tied record;
     r_ids bigint[]; r_by text[];
@@ -143,7 +144,7 @@ BEGIN
     FOR v_add IN
         SELECT * FROM json_to_recordset(p_adds) AS j(
             n integer, dedupe text, id bigint, token bigint, attempt integer, window_s double precision, ties json,
-            may_circle boolean, key_idle json)
+            may_circle boolean, key_idle json, leaves_out boolean)
     LOOP
         v_from := v_to + 1;
         v_to := v_to + v_add.n;
@@ -168,18 +169,28 @@ BEGIN
             LEFT JOIN LATERAL taskyard.dedupe_holder_1(r.slot, p_now) AS h ON r.slot IS NOT NULL;
             IF v_add.key_idle IS NOT NULL THEN
                 -- The same work comes before the same key, except for a replacement: that is refused while the key runs.
-                SELECT array_agg(coalesce(k.uuid, r.uuid) ORDER BY r.ord),
+                -- A task of a quarantined account has the holder '', and is kept out as by a running key.
+                SELECT array_agg(CASE WHEN q.account IS NULL THEN coalesce(k.uuid, r.uuid) ELSE '' END ORDER BY r.ord),
                     array_agg(CASE WHEN k.uuid IS NULL THEN r.state ELSE 'running' END ORDER BY r.ord),
                     array_agg(coalesce(k.id, r.id) ORDER BY r.ord),
-                    array_agg(CASE WHEN k.uuid IS NULL THEN r.until END ORDER BY r.ord),
-                    array_agg(CASE WHEN k.uuid IS NOT NULL THEN r.key END ORDER BY r.ord)
+                    array_agg(CASE WHEN k.uuid IS NULL AND q.account IS NULL THEN r.until END ORDER BY r.ord),
+                    array_agg(CASE WHEN k.uuid IS NOT NULL OR q.account IS NOT NULL THEN r.key END ORDER BY r.ord)
                 INTO v_uuids, v_states, v_ids, v_ends, v_busy
                 FROM unnest(v_uuids, v_states, v_ids, v_ends, a.dedupe_slot[v_from:v_to], a.queue[v_from:v_to],
-                    a.key[v_from:v_to], ARRAY(SELECT json_array_elements_text(v_add.key_idle)::boolean)) WITH ORDINALITY
-                    AS r(uuid, state, id, until, slot, queue, key, is_asked, ord)
+                    a.key[v_from:v_to], a.consumer[v_from:v_to],
+                    ARRAY(SELECT json_array_elements_text(v_add.key_idle)::boolean)) WITH ORDINALITY
+                    AS r(uuid, state, id, until, slot, queue, key, consumer, is_asked, ord)
+                LEFT JOIN taskyard.quarantined_account AS q
+                    ON r.is_asked AND q.pool = r.queue AND q.account = r.key AND q.consumer = r.consumer
                 LEFT JOIN LATERAL taskyard.find_running(r.queue, r.key) AS k
                     ON r.is_asked AND r.slot IS NOT NULL AND r.key IS NOT NULL
                     AND (r.uuid IS NULL OR v_add.dedupe = 'replace');
+                IF v_add.leaves_out IS NOT TRUE AND '' = ANY (v_uuids) THEN
+                    v_out := v_from - 1 + array_position(v_uuids, '');
+                    answers := answers || json_build_object('why', 'quarantined', 'queue', a.queue[v_out],
+                        'key', a.key[v_out], 'consumer', a.consumer[v_out]);
+                    CONTINUE;
+                END IF;
             END IF;
             SELECT r.slot, r.holder, r.until, r.busy INTO v_found
             FROM (

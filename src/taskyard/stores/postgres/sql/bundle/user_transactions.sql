@@ -15,6 +15,12 @@ DECLARE
     v_ids bigint[];
 BEGIN
     IF p_dedupe <> 'allow' THEN
+        SELECT u.queue, u.key, u.consumer INTO v_found FROM unnest(p_tasks) AS u
+        JOIN taskyard.quarantined_account AS q ON q.pool = u.queue AND q.account = u.key AND q.consumer = u.consumer
+        WHERE u.dedupe_scope = 'key_idle' LIMIT 1;
+        IF FOUND THEN
+            RETURN json_build_object('why', 'quarantined', 'queue', v_found.queue, 'key', v_found.key, 'consumer', v_found.consumer);
+        END IF;
         IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
             -- A window that was opened since the snapshot cannot be seen; to put one beside it fails, as it should. Nobody
             -- waits for the row meanwhile: whoever wants the slot finds it locked, or waits no longer than for a task.
