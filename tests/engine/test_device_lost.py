@@ -93,6 +93,7 @@ async def test_a_task_that_loses_device_after_device_is_failed(rig, caplog, auto
     record = await rig.found(first)
     assert (record.recoveries, record.retries, record.crashes) == (auto_recover, 0, 0)
     assert record.note == Note(NoteCode.DEVICE_LOST, facts={"device": "emu-1"})
+    assert {one.state for one in await rig.store.list_attempts(first)} == {"interrupted"}
     *returned, last = recorder.events
     assert len(returned) == auto_recover
     assert isinstance(last, RunFailed)

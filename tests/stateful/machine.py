@@ -166,7 +166,7 @@ plain = st.builds(
 batches = st.builds(
     Batch, st.lists(asked, min_size=1, max_size=3), st.sampled_from(Dedupe), st.one_of(st.none(), st.none(), picks)
 )
-HOW = ("completed", "failed", "crashed", "retrying", "later", "given-back", "device-lost", "canceled")
+HOW = ("completed", "failed", "crashed", "retrying", "later", "given-back", "device-lost", "devices-lost", "canceled")
 endings = st.builds(Ending, picks, st.sampled_from(HOW), st.sampled_from([0.0, 1.0, 2.0]))
 rooms = st.sampled_from([9, 3, 2, 1, 1, 0])
 demands = st.builds(
@@ -584,6 +584,8 @@ class StoreMachine(RuleBasedStateMachine):
                 return Move.given_back(at=now, note=Note(NoteCode.NODE_STOPPED))
             case "device-lost":
                 return Move.taken_back(at=now, error=error, note=Note(NoteCode.DEVICE_LOST, facts={"device": "emu-1"}))
+            case "devices-lost":
+                return Move.lost(at=now, error=error, note=Note(NoteCode.DEVICE_LOST, facts={"device": "emu-1"}))
             case _:
                 return Move.canceled(at=now, error=error)
 

@@ -218,6 +218,7 @@ def test_a_lost_device_is_recovered_from_as_often_as_the_queue_says(
         assert record.recoveries == before.recoveries + 1
     else:
         assert (record.state, record.recoveries) == (TaskState.FAILED, before.recoveries)
+        assert move.run is TaskState.INTERRUPTED
 
 
 @pytest.mark.spec("QUE-12")

@@ -21,7 +21,7 @@ from taskyard.model.task import DedupeScope, TaskRecord
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`state` is where the task goes. The flags say what the move counts as; `run` is what the attempt's row will say,
-    when that differs from the state (a run given back or taken back is recorded as interrupted)."""
+    when that differs from the state (a run given back, taken back or lost is recorded as interrupted)."""
 
     state: TaskState
     at: datetime
@@ -78,6 +78,11 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def taken_back(cls, *, at: datetime, error: ExecutionError, note: Note) -> Self:
         """The run ended because the place where it ran is gone, and its node lives: it counts as a recovery."""
         return cls(state=QUEUED, at=at, run=TaskState.INTERRUPTED, error=error, note=note, recovered=True, to_head=True)
+
+    @classmethod
+    def lost(cls, *, at: datetime, error: ExecutionError, note: Note) -> Self:
+        """The run ended as for `taken_back`, and the task has used up its recoveries."""
+        return cls(state=TaskState.FAILED, at=at, run=TaskState.INTERRUPTED, error=error, note=note)
 
     @classmethod
     def interrupted(cls, *, at: datetime, error: ExecutionError, note: Note) -> Self:

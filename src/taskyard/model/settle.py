@@ -63,7 +63,7 @@ def _settle_device_lost(record: TaskRecord, error: ExecutionError, *, auto_recov
     note = Note(NoteCode.DEVICE_LOST, facts={"device": str(error.details.get("device", ""))})
     if record.recoveries < auto_recover:
         return Move.taken_back(at=now, error=error, note=note)
-    return Move.failed(at=now, error=error, note=note)
+    return Move.lost(at=now, error=error, note=note)
 
 
 def _settle_failure(

@@ -36,7 +36,7 @@ from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
-from taskyard.model.notes import AuditStamp
+from taskyard.model.notes import AuditStamp, Note, NoteCode
 from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
@@ -45,7 +45,7 @@ from taskyard.ports.device import DeviceReport, DeviceStore
 from taskyard.ports.store import Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, seconds
-from taskyard.testing.store_contract.desk import A, B, Desk, get, settle, tick
+from taskyard.testing.store_contract.desk import A, B, Desk, everything, get, settle, tick
 from taskyard.testing.store_contract.scenes import why
 
 K = EventKind
@@ -113,6 +113,7 @@ async def run(
         "failed": Move.failed(at=at, error=error),
         "retrying": Move.retrying(at=at, due_at=at + seconds(9000), error=error),
         "canceled": Move.canceled(at=at),
+        "lost": Move.lost(at=at, error=error, note=Note(NoteCode.DEVICE_LOST, facts={"device": device})),
         "given back": Move.given_back(at=at),
     }
     await settle(store, claim, moves[outcome])
@@ -627,6 +628,19 @@ class DeviceHistoryContract(Desk):
         await store.rescue(B)
         (tally,) = await kept(store).tally_device_runs(RunFilter())
         assert (tally.interrupted, tally.success_rate) == (1, 0.0)
+
+    async def test_a_task_that_fails_with_its_device_leaves_an_interrupted_run(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        """The task has failed, with the error; its last run is counted as interrupted."""
+        uuid = await run(store, clock, "emu-1", "7", "lost")
+        record = (await everything(store))[uuid]
+        assert (record.state, record.error) == (TaskState.FAILED, an_error(ErrorKind.RUNTIME, "no button"))
+        assert [one.state for one in await store.list_attempts(uuid)] == [TaskState.INTERRUPTED]
+        ((_, listed),) = await kept(store).list_device_runs(RunFilter(account="7"))
+        assert (listed.outcome, listed.error) == ("interrupted", "no button")
+        (tally,) = await kept(store).tally_device_runs(RunFilter())
+        assert (tally.failed, tally.interrupted) == (0, 1)
 
     async def test_of_pruned_tasks_nothing_is_left(self, store: Store, clock: ManualClock) -> None:
         """The history goes with its tasks; the devices and the quarantined accounts stay."""
