@@ -34,6 +34,7 @@ from taskyard.model.device import (
     HandOverDevice,
     QuarantineDevice,
 )
+from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.ports.clock import Clock
 from taskyard.ports.device import DeviceReport, DeviceStore
@@ -194,7 +195,7 @@ class PoolServer:
             case TasksSettled(settles=settles, answers=answers):
                 for (claim, move), refused in zip(settles, answers, strict=True):
                     if claim.record.queue == self._pool and refused is None:
-                        self._settled(claim.record.key, claim.record.consumer, move.state)
+                        self._settled(claim.record.key, claim.record.consumer, move)
             case LeaseLost():
                 # Others may serve the devices now. What ran on them is interrupted by the node.
                 self._is_fenced = True
@@ -203,11 +204,15 @@ class PoolServer:
                 self._is_fenced = False
                 self._wake.set()
 
-    def _settled(self, account: str | None, consumer: str, state: TaskState) -> None:
+    def _settled(self, account: str | None, consumer: str, move: Move) -> None:
         self.note_length()
-        if account is not None and state is TaskState.FAILED:
-            self._accounts.note(account, consumer)
-            self._wake.set()
+        if account is None:
+            return
+        if (move.run or move.state) is TaskState.FAILED:
+            if self._accounts.note_failure(account, consumer):
+                self._wake.set()
+        elif move.state is TaskState.COMPLETED:
+            self._accounts.note_success(account, consumer)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -246,7 +251,7 @@ class PoolServer:
         await self._leave_unreachable(node)
         await self._write_quarantines()
         await self._hand_over()
-        await self._accounts.look(self._devices_store, self._roster, by=self._by)
+        await self._accounts.look(self._devices_store, self._roster, node=node, by=self._by)
         await self._log_length()
 
     @property

@@ -240,7 +240,7 @@ def _find_busy(tasks: Tasks) -> dict[str, Occupation]:
 
 def _runs(core: MemoryCore, where: RunFilter) -> Iterator[tuple[TaskRecord, Attempt]]:
     """The attempts on devices that match."""
-    for record, run in core.all_runs():
+    for record, run in core.all_runs() if where.account is None else core.device_runs(where.account):
         if (
             run.device is not None
             and where.pool in (None, record.queue)

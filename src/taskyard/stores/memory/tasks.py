@@ -79,6 +79,8 @@ class Tasks:
         self._last_runs: dict[int, Attempt] = {}
         self._earlier_runs: dict[int, tuple[Attempt, ...]] = {}
         """Of the few tasks that have run more than once: a tuple for each would be one more for the collector."""
+        self._device_runs: defaultdict[str, dict[int, None]] = defaultdict(dict)
+        """The tasks that have run on devices, by key: the runs of an account are looked for when one of them fails."""
         self._outputs = AttemptOutputs()
         self._nodes: dict[str, Node] = {}
         self._draining: set[str] = set()
@@ -190,6 +192,8 @@ class Tasks:
             device=move.device or device,
         )
         self._keep_run(record.id, ended)
+        if record.key is not None and ended.device is not None:
+            self._device_runs[record.key][record.id] = None
 
     def _keep_run(self, task_id: int, run: Attempt) -> None:
         if (last := self._last_runs.get(task_id)) is not None:
@@ -301,6 +305,10 @@ class Tasks:
         self._last_runs.pop(task_id, None)
         self._earlier_runs.pop(task_id, None)
         self._outputs.forget(task_id)
+        if record.key is not None and (ran := self._device_runs.get(record.key)) is not None:
+            ran.pop(task_id, None)
+            if not ran:
+                del self._device_runs[record.key]
         self._edges.forget(task_id)
         if record.group_id is not None:
             del self._groups[record.group_id][task_id]
@@ -452,13 +460,23 @@ class Tasks:
 
     def all_runs(self) -> Iterator[tuple[TaskRecord, Attempt]]:
         """The attempts of all tasks that are kept, each with its task, those that run included."""
-        for task_id, last in self._last_runs.items():
-            record = self._by_id[task_id]
-            yield record, last
-            for earlier in self._earlier_runs.get(task_id, ()):
-                yield record, earlier
+        yield from self._runs_of(self._last_runs)
         for record in self.running_records():
             yield record, _running_attempt(record)
+
+    def device_runs(self, key: str) -> Iterator[tuple[TaskRecord, Attempt]]:
+        """Those of the tasks with this key that have run on a device, or run now."""
+        yield from self._runs_of(self._device_runs.get(key, ()))
+        for record in self.running_records():
+            if record.key == key:
+                yield record, _running_attempt(record)
+
+    def _runs_of(self, task_ids: Iterable[int]) -> Iterator[tuple[TaskRecord, Attempt]]:
+        for task_id in task_ids:
+            record = self._by_id[task_id]
+            yield record, self._last_runs[task_id]
+            for earlier in self._earlier_runs.get(task_id, ()):
+                yield record, earlier
 
     def find_node(self, incarnation: str) -> Node | None:
         return self._nodes.get(incarnation)
