@@ -52,14 +52,15 @@ def device_function(
     version: str = "",
 ) -> tuple[Consumer, Signature]:
     """A consumer of a function. Parameters with the annotation `Device` get the device, the one with `GameAccount` is
-    the account; the rest are the other arguments."""
+    the account; the rest are the other arguments. One that is not asynchronous runs in the thread of its device."""
     name = str(name or getattr(function, "__name__", ""))
-    if not inspect.iscoroutinefunction(function):
-        raise InvalidConsumer(f"consumer {quote(name)} uses a device: write it as `async def`")
     accounts = _annotated(function, GameAccount)
     if len(accounts) > 1:
         raise InvalidConsumer(f"consumer {quote(name)} has {len(accounts)} accounts; a task is done for one")
     devices = _annotated(function, Device)
+    is_async = inspect.iscoroutinefunction(function)
+    if devices and not is_async:
+        raise InvalidConsumer(f"consumer {quote(name)} uses a device, whose calls are awaited: write it as `async def`")
     _check_annotations(name, function, is_plain=not (accounts or devices))
 
     async def call(arguments: dict[str, Any]) -> Any:
@@ -71,7 +72,7 @@ def device_function(
         return await run_on_device(device, body, keep=current_run().artifact)
 
     consumer, signature = function_consumer(
-        _with_parameters(function, call, without=devices),
+        _with_parameters(function, call, without=devices) if is_async else function,
         (part.executor,),
         name=name,
         queue=part.pool,
@@ -132,9 +133,8 @@ def device_class(part: PoolPart, instance: DeviceConsumer) -> Consumer:
 
 
 def plain_class(part: PoolPart, instance: BaseTaskConsumer) -> Consumer:
-    """A consumer of the class form that every yard takes. It finds its device with `current_device()`."""
-    if not inspect.iscoroutinefunction(instance.consume):
-        raise InvalidConsumer(f"consumer {quote(instance.name)} uses a device: write consume as `async def`")
+    """A consumer of the class form that every yard takes. An `async def consume` finds its device with
+    `current_device()`; another one runs in the thread of the device."""
     consumer = class_consumer(instance, (part.executor, *_words(instance)))
 
     async def call(record: Any) -> Any:
@@ -142,7 +142,7 @@ def plain_class(part: PoolPart, instance: BaseTaskConsumer) -> Consumer:
 
     return replace(
         consumer,
-        call=call,
+        call=call if consumer.is_async else consumer.call,
         queue=part.pool,
         executor=part.executor,
         concurrency=1,
