@@ -17,7 +17,7 @@ import msgspec
 from taskyard.device_consumers import PoolPart, check_device_settings, device_class, device_function, plain_class
 from taskyard.device_schedules import ListsAccounts, choose_rule, list_for
 from taskyard.devices.consumer import DeviceConsumer
-from taskyard.devices.definitions import DeviceDefinition, GameAccount
+from taskyard.devices.definitions import AccountId, DeviceDefinition, GameAccount
 from taskyard.devices.pool_settings import PoolSettings, check_devices, check_kinds
 from taskyard.devices.quarantine import AccountWatch
 from taskyard.devices.roster import Roster
@@ -236,7 +236,7 @@ class DevicePool:
     async def enqueue(
         self,
         task: Task,
-        account: GameAccount,
+        account: AccountId,
         *,
         requires: Mapping[str, str] | None = None,
         priority: Priority | str | int | None = None,
@@ -272,11 +272,10 @@ class DevicePool:
         log.info("task %s enqueued: %s for account %s", record.uuid, record.consumer, record.key, extra=extra)
         return True
 
-    def _make_record(self, task: Task, account: GameAccount, **given: Any) -> TaskRecord:
+    def _make_record(self, task: Task, account: AccountId, **given: Any) -> TaskRecord:
         if not isinstance(task, Task):
             raise InvalidInput(f"enqueue takes a Task, not {quote(task)}")
-        if not isinstance(account, GameAccount):
-            raise InvalidInput(f"enqueue takes a GameAccount, not {quote(account)}")
+        account = GameAccount.of(account)
         consumer, args, now = self._get_consumer(task.source), dict(task.args), self._yard.now()
         if consumer.account:
             if consumer.account in args:

@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import update_wrapper
 from typing import Any
 
-from taskyard.devices.definitions import GameAccount
+from taskyard.devices.definitions import AccountId, GameAccount
 from taskyard.errors import InvalidInput, quote
 from taskyard.model.each import MOST_ITEMS, ScheduleItem, WrongItems
 from taskyard.model.recurrence import Rule
 from taskyard.ports.consumer import Consumer
-
-AccountId = int | str | GameAccount
 
 ListsAccounts = Sequence[AccountId] | Callable[[], Sequence[AccountId] | Awaitable[Sequence[AccountId]]]
 
@@ -69,5 +67,5 @@ def _to_items(consumer: Consumer, accounts: Any) -> list[ScheduleItem]:
 
 
 def _to_item(consumer: Consumer, given: Any) -> ScheduleItem:
-    account = given if isinstance(given, GameAccount) else GameAccount(given)
+    account = GameAccount.of(given)
     return ScheduleItem({consumer.account: account} if consumer.account else {}, key=account.key)

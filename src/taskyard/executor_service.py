@@ -17,7 +17,7 @@ from taskyard.device_pool import DevicePool, TaskRun
 from taskyard.devices.actor import WorkerActor
 from taskyard.devices.actor_settings import ActorSettings
 from taskyard.devices.consumer import DeviceConsumer
-from taskyard.devices.definitions import DeviceDefinition, GameAccount
+from taskyard.devices.definitions import AccountId, DeviceDefinition
 from taskyard.errors import InvalidInput, quote
 from taskyard.model.task import Task
 from taskyard.ports.clock import Clock, SystemClock
@@ -133,7 +133,7 @@ class ExecutorService:
 
     # --- the interface of the design ----------------------------------------------------------------------------------
 
-    async def enqueue(self, task: Task, account: GameAccount, **options: Any) -> bool:
+    async def enqueue(self, task: Task, account: AccountId, **options: Any) -> bool:
         """Put the task at the tail of the queue, also while the service is stopped; see `DevicePool.enqueue`."""
         async with self._open():
             return await self.pool.enqueue(task, account, **options)

@@ -13,6 +13,7 @@ from taskyard.application.device_documents import DeviceDetail, DeviceDocument, 
 from taskyard.model.device import QuarantinedAccount
 from taskyard.model.notes import AuditStamp
 from tests.cli.farm import ADD, Farm
+from tests.cli.shell import Done
 
 # --- looking ----------------------------------------------------------------------------------------------------------
 
@@ -52,6 +53,28 @@ def test_a_farm_at_work_is_shown(farm: Farm) -> None:
     assert "last beat" not in farm.ok("show", busy["name"])
     assert [(run["account"], run["outcome"]) for run in detail["runs"]] == [(7, "completed")]
     assert "it takes tasks again" in farm.ok("give-back", busy["name"])
+
+
+def test_a_task_of_an_account_is_submitted_at_a_shell(farm: Farm) -> None:
+    """A bare number or text is an account, and stays what it is; one that is quarantined is refused. The banner of the
+    worker counts no devices before they have answered."""
+    worker, _ = farm.serve()
+    worker.hear("stop ")
+    assert "daily on phones" in worker.said
+    assert " × 0" not in worker.said
+
+    def submit(account: str) -> Done:
+        return farm.shell.here("submit", "daily", f"account={account}", "--wait", "--store", farm.shell.url)
+
+    for account, key in (("3", "3"), ("ann", "ann"), ('"3"', '"3"'), ('{"account_id": 3}', "3")):
+        done = submit(account)
+        assert (done.code, done.out) == (0, key.strip('"') + "\n"), done
+        assert farm.shell.record(done.err.split()[0]).key == key
+    farm.write(lambda opened: opened.devices.quarantine_account("phones", 3, "daily"))
+    refused = submit("3")
+    assert refused.code != 0
+    assert "tasks of 'daily' are refused for account 3" in refused.err + refused.out
+    assert submit('"3"').code == 0
 
 
 def test_devices_of_a_dead_worker_are_down(farm: Farm) -> None:

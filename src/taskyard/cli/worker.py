@@ -226,7 +226,8 @@ def _consumers(consumers: tuple[ServedConsumer, ...]) -> Text:
     names = [
         Text.assemble(
             (clean(consumer.name), "bold"),
-            f" × {consumer.concurrency}",
+            # A pool has no place before its devices have answered.
+            f" × {consumer.concurrency}" if consumer.concurrency else "",
             (f" on {clean(consumer.queue)}" if consumer.queue != DEFAULT_QUEUE else "", "dim"),
         )
         for consumer in consumers

@@ -5,18 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from taskyard.errors import InvalidInput
 from taskyard.model.device import DeviceSpec, account_key
 from taskyard.model.given import check_count, check_labels, check_name
 from taskyard.ports.device import DeviceAdapter
 
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
 
 @dataclass(frozen=True)
 class GameAccount:
     """The account that a task is done for. Of the tasks of one account one runs at a time, on whatever device. `data`
-    is what else its consumers need, as JSON."""
+    is what else its consumers need, as JSON. Where an account is an argument, its id alone will do."""
 
     account_id: int | str
     name: str = ""
@@ -32,6 +36,35 @@ class GameAccount:
     def key(self) -> str:
         """The key of its tasks."""
         return account_key(self.account_id)
+
+    @classmethod
+    def of(cls, given: AccountId) -> GameAccount:
+        """The account with this id, or the account itself."""
+        return given if isinstance(given, GameAccount) else cls(given)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(_read_bare, handler(source))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        whole = handler(schema)
+        if handler.mode == "serialization":
+            return whole
+        return {"anyOf": [{"type": "integer"}, {"type": "string"}, whole]}
+
+
+AccountId = int | str | GameAccount
+
+
+def _read_bare(given: Any) -> Any:
+    """The fields of an account of which there is only the id. Pydantic would take True for 1, and 7.0 for 7."""
+    found = given.get("account_id") if isinstance(given, Mapping) else given
+    if isinstance(found, bool | float):
+        raise ValueError("the id of an account is a whole number or a text")
+    return {"account_id": given} if isinstance(given, int | str) else given
 
 
 class DeviceDefinition(ABC):

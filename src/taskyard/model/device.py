@@ -278,7 +278,7 @@ def set_account(record: TaskRecord, argument: str) -> str | None:
     account = msgspec.json.decode(record.args).get(argument)
     if account is None:
         return None
-    record.key = key = account_key(account["account_id"])
+    record.key = key = account_key(account["account_id"] if isinstance(account, dict) else account)
     record.dedupe_slot, record.dedupe_scope = make_slot(record.consumer, record.args, key), DedupeScope.KEY_IDLE
     return key
 
