@@ -208,6 +208,21 @@ async def test_a_device_that_no_node_reaches_goes_from_one_to_the_other(soon):
         await eventually(one.yard, lambda: all(one.get("phone-1", 0) >= 2 for one in failures))
 
 
+async def test_a_device_that_was_left_and_is_added_anew_is_served(soon):
+    """A device that a node leaves to others is removed meanwhile: another one of its name is served as any other."""
+    store = MemoryStore(SystemClock())
+    one, two = node(store, "one", Far), node(store, "two", Far)
+    spec = DeviceSpec(pool="devices", name="phone-1", number=1, adapter="usb")
+    async with one, two:
+        await one.devices.add(spec)
+        failures = [service.pool.server._reach._failures for service in (one, two)]
+        await eventually(one.yard, lambda: any(failures))
+        await one.devices.remove("phone-1")
+        await one.devices.add(DeviceSpec(pool="devices", name="phone-1", number=2, adapter="simulated"))
+        await become(one.yard, phone_1="idle")
+        assert {2} in (set(one.workers), set(two.workers))
+
+
 async def test_a_device_of_another_node_is_not_asked_for(soon, monkeypatch):
     """Of two nodes that define the same devices the second one asks the store for none that the first one serves."""
     store, looks, asked = MemoryStore(SystemClock()), 0, []

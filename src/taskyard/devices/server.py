@@ -273,9 +273,9 @@ class PoolServer:
     async def _serve(self, node: str) -> None:
         """Make what is served here what it should be."""
         known = {one.name: one for one in self._roster.devices}
+        mine, now = {name for name, one in known.items() if one.node == node}, self._clock.monotonic()
+        self._reach.leaving &= mine
         wanted = {name: one for name, one in known.items() if self._is_wanted(one.spec)}
-        now = self._clock.monotonic()
-        mine = {name for name, one in known.items() if one.node == node}
         for name in self.actors.keys() - mine:
             # Also if nobody serves it now: somebody may have, since we did.
             self._lose(name, "the device was removed" if name not in known else "this node does not serve it any more")
@@ -296,7 +296,6 @@ class PoolServer:
         let_go = [name for name in known if name in mine and name not in wanted and name not in self.actors]
         if let_go:
             await self._devices_store.unserve_devices(node, let_go)
-            self._reach.leaving.difference_update(let_go)
         for name, status in wanted.items():
             if name in mine:
                 self._fit(status)
