@@ -315,7 +315,7 @@ async def test_an_account_whose_runs_all_fail_is_quarantined(url):
         (quarantined,) = await service.devices.quarantined_accounts("devices")
         assert (quarantined.account, quarantined.consumer, quarantined.failures) == ("7", "daily", 5)
         assert await service.enqueue(DAILY, SEVEN) is False
-        with pytest.raises(AccountQuarantined):
+        with pytest.raises(AccountQuarantined, match="or `taskyard device release` takes them again"):
             await daily.submit(account=SEVEN)
         assert await service.enqueue(WEEKLY, SEVEN)
         assert await service.enqueue(DAILY, EIGHT)
