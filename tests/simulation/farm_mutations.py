@@ -8,7 +8,6 @@ import pytest
 
 from taskyard.device_pool import DevicePool
 from taskyard.devices.reach import Reach
-from taskyard.devices.roster import Roster
 from taskyard.devices.server import PoolServer
 from taskyard.devices.work_item import WorkItem
 from taskyard.engine.parts import Parts
@@ -59,7 +58,7 @@ def forget_running_accounts(patch: Patch) -> None:
 
 def refuse_without_reason(patch: Patch) -> None:
     """Some accounts are taken for quarantined."""
-    patch.setattr(Roster, "is_quarantined", lambda self, account, consumer: account.endswith("7"))
+    patch.setattr(core.MemoryCore, "is_quarantined", lambda self, pool, account, consumer: account.endswith("7"))
 
 
 def deny_what_was_stored(patch: Patch) -> None:
