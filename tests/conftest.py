@@ -2,6 +2,7 @@
 PostgreSQL server for who asks for a database."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,10 @@ pytest.register_assert_rewrite(
     "taskyard.testing.executor_contract",
     "taskyard.testing.store_contract",
 )
+
+# A shell that starts the tests in the background has SIGINT ignored, and programs that they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machine may be busy with the rest of the suite, so no single example is timed.
 settings.register_profile("small", deadline=None, suppress_health_check=[HealthCheck.too_slow])

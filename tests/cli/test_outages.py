@@ -114,7 +114,7 @@ def test_watching_goes_on_after_an_outage(shell: Shell, server: Server, url: str
     server.halt(signal.SIGQUIT)
     server.start()
     submitted = shell.ok("submit", "add", "a=1", "--app", "app:yard", "--json", TASKYARD_STORE=url).json["uuid"]
-    watching.hear(f"submitted  add {submitted}")
+    watching.hear(f"submitted   add {submitted}")
     watching.signal(signal.SIGTERM)
     assert watching.end() == 0
     assert watching.said.count("the store is away since") <= 1

@@ -43,7 +43,7 @@ def test_cancel_stops_what_runs_elsewhere(shell: Shell) -> None:
     assert receipt["task"]["cancel"]["actor"] == asker()
     watched = shell.here("watch", uuid, "--store", shell.url)
     assert watched.code == 1, "not completed"
-    assert "canceled   hold" in watched.out
+    assert "canceled    hold" in watched.out
     assert shell.record(uuid).state is TaskState.CANCELED
 
 

@@ -135,7 +135,7 @@ async def test_nonsense_of_a_function_of_accounts_makes_nothing(given, why):
         assert await service.yard.store.list_tasks() == []
 
 
-@pytest.mark.spec("DEV-15+", "SCH-21")
+@pytest.mark.spec("DEV-15", "SCH-21")
 async def test_a_schedule_may_ask_for_a_role(url):
     """Its tasks run on devices of that role, and stand in the bucket of it."""
     work = Work()

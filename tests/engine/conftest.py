@@ -41,4 +41,6 @@ def no_thread_is_left() -> Iterator[None]:
     left = [
         thread for thread in threading.enumerate() if thread not in before and not thread.name.startswith("asyncio")
     ]
-    assert not left
+    for thread in left:
+        thread.join(10)  # the test has let it go, and the machine may be busy
+    assert not [thread for thread in left if thread.is_alive()]

@@ -83,9 +83,13 @@ async def test_worker_processes_know_their_place(url):
         assert (name, place) == ("fits", "gpu-1")
         assert pid != os.getpid()
         assert [attempt.device for attempt in await yard.attempts(fits)] == ["gpu-1"]
-        tasks = await yard.submit_many("train", [{"name": str(n)} for n in range(6)])
-        places = [(await task.result(timeout_s=60))[1] for task in tasks]
-        assert set(places) == {"gpu-0", "gpu-1"}
+        places: set[str] = set()
+        for _ in range(20):  # on a busy machine one place may be done with its task before the other begins
+            tasks = await yard.submit_many("train", [{"name": str(n)} for n in range(6)])
+            places |= {(await task.result(timeout_s=60))[1] for task in tasks}
+            if len(places) == 2:
+                break
+        assert places == {"gpu-0", "gpu-1"}
 
 
 async def test_an_isolated_consumer_has_a_worker_for_each_place(tmp_path):
@@ -204,7 +208,7 @@ async def test_a_task_that_is_run_again_requires_the_same():
     [
         ({"places": "gpu-0"}, "places must be a list of places or names, not 'gpu-0'"),
         ({"places": [7]}, "a place must be a Place or the name of one, not 7"),
-        ({"places": [Place("gpu-0", {"a b": "c"})]}, "a name that is not 1 to 40 letters"),
+        ({"places": [Place("gpu-0", {"a b": "c"})]}, "must have names of 1 to 40 letters"),
         ({"places": [A100], "concurrency": 2}, "has places: leave concurrency out"),
         ({"places": ["gpu-0", A100]}, "two places have one name"),
     ],
@@ -220,7 +224,7 @@ def test_places_that_are_none_are_refused(settings, text):
     [
         ("t4", "requires must be a dict"),
         ({"model": 4}, "label model must be a string"),
-        ({"": "a"}, "a name that is not 1 to 40 letters"),
+        ({"": "a"}, "must have names of 1 to 40 letters"),
     ],
 )
 async def test_requirements_that_are_none_are_refused(requires, text):

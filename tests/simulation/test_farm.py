@@ -41,6 +41,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.spec("DEV-01", "DEV-03", "DEV-05", "DEV-11", "DEV-15")
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_farm_breaks_a_promise(seed: int) -> None:
