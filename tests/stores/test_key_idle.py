@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from taskyard.errors import DuplicateTask
+from taskyard.errors import DuplicateTask, StoreBusy
 from taskyard.model.event import EventKind
 from taskyard.model.move import Move
 from taskyard.model.queue import QueueOrder, QueueSettings
@@ -155,9 +155,14 @@ async def test_a_claim_waits_for_a_submit_of_its_queue(store: PostgresStore, con
         (adds,) = await who_waits(conn)
         claiming = asyncio.ensure_future(store.turn(A.incarnation, demand=room(1)))
         await done_or_waiting(claiming, conn, adds)
-        assert not claiming.done()
+        # On a busy machine it may have waited for as long as the store lets it wait.
+        assert not claiming.done() or isinstance(claiming.exception(), StoreBusy)
     assert (await adding).added == [[Added(second.uuid)]]
-    assert [claim.uuid for claim in (await claiming).claims] == [first.uuid]
+    try:
+        turned = await claiming
+    except StoreBusy:
+        turned = await store.turn(A.incarnation, demand=room(1))
+    assert [claim.uuid for claim in turned.claims] == [first.uuid]
     told = [(event.kind, event.uuid) for event in (await store.events(after=0)).events]
     assert told.index((EventKind.SUBMITTED, second.uuid)) < told.index((EventKind.STARTED, first.uuid))
 
