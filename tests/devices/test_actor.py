@@ -829,6 +829,7 @@ async def test_an_adapter_that_does_not_let_go_does_not_hold_up_the_end(
     await pass_time(clock, 5.25)
     async with asyncio.timeout(10):
         await asyncio.gather(closing, loop)
+    assert adapter.calls[-1] == "close"
     adapter.let_go.set()
     await settled()
 

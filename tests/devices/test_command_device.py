@@ -196,6 +196,7 @@ async def test_a_restart_returns_when_the_device_is_healthy(tmp_path: Path) -> N
     (tmp_path / "up").touch()
     device = await connected(health=f"test -e {tmp_path}/up", prefix="sh -c", restart=f'sh -c "{script}"')
     await device.restart()
+    assert (tmp_path / "up").exists()
     await device.health()
 
 

@@ -83,8 +83,9 @@ class DeviceContract:
             await device.adapter.shell(self.says_hello)
 
     async def test_a_device_that_works_is_healthy(self, adapter: DeviceAdapter) -> None:
-        """`health` returns once the device is connected."""
+        """`health` returns once the device is connected, and the device does what it is told."""
         await adapter.health()
+        assert await adapter.shell(self.says_hello) == "hello"
 
     async def test_it_can_be_connected_anew(self, adapter: DeviceAdapter) -> None:
         """Connecting again, and connecting after `close`, both work; closing twice does no harm."""
